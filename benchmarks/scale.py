@@ -45,6 +45,8 @@ from shardkit.testing.comm import (
     crowding,
     hang_report,
     hang_suspects,
+    rounds_of_gather,
+    rounds_of_sum,
 )
 from shardkit.testing.layout import Box, FlatLayout
 
@@ -301,6 +303,13 @@ def seat_costs(num_ranks: int) -> dict[str, int]:
     return {"crowded hosts, calls of functions": calls_of(lambda: crowding(seats))}
 
 
+def sum_costs(num_ranks: int) -> dict[str, int]:
+    """Return the messages that a rank posts for an all-reduce in the fixed order of a tree."""
+    of_sum, of_gather = rounds_of_sum(0, num_ranks), rounds_of_gather(0, num_ranks)
+    posts = sum(len(this.given) for this in of_sum) + sum(len(to) for to, _ in of_gather)
+    return {"sum in a fixed order, messages of a rank": posts}
+
+
 SMALL = Model(1, 1024, 4096, 256, 8192)
 RECORD_OF_FILE = json.dumps(
     {
@@ -321,12 +330,18 @@ EXPONENTS = {
     "sent to the first rank for each file, bytes": 0,
     "files that a rank opens for a box, at most": 0,
     "crowded hosts, calls of functions": 1,
+    "sum in a fixed order, messages of a rank": 0.25,
 }
 
 
 def costs(num_ranks: int) -> dict[str, int]:
     """Return {cost: count}, of as many ranks."""
-    return {**hang_costs(num_ranks), **save_costs(num_ranks), **seat_costs(num_ranks)}
+    return {
+        **hang_costs(num_ranks),
+        **save_costs(num_ranks),
+        **seat_costs(num_ranks),
+        **sum_costs(num_ranks),
+    }
 
 
 def table(sizes: list[int]) -> str:

@@ -9,7 +9,7 @@ from shardkit.cli import make_parser
 from shardkit.task.load import DEFAULT_TASK, load_task
 from shardkit.train.settings import configuration_of
 
-_WIDTH = "100"
+_WIDTH = "88"  # columns: what a page shows without scrolling
 
 
 def on_files(files, config):

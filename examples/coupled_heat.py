@@ -1,6 +1,7 @@
 """A solver of the 2-D heat equation that trains its surrogate while it runs.
 
     mpiexec -n 4 python examples/coupled_heat.py             3 ranks solve, the last one trains
+    shardkit report runs/heat                                meanwhile: how far the training is
     mpiexec -n 4 python examples/coupled_heat.py 0           all do both, in turn
 
 Solver ranks hold slabs of rows and exchange halos by mpi4py; each step of a slab is a sample. The
@@ -15,6 +16,8 @@ from mpi4py import MPI
 import shardkit as sk
 
 ROWS, COLUMNS, MOST_STEPS, BATCH, LOW_LOSS = 4, 8, 3000, 12, 2e-3
+SIZES = [(ROWS + 2) * COLUMNS, ROWS * COLUMNS]  # of the surrogate: the step is linear
+SETTINGS = {"run.steps": MOST_STEPS, "batch.sequences": BATCH, "optimizer.learning_rate": 1e-2}
 
 
 class Slab:
@@ -39,37 +42,39 @@ class Slab:
         return before.ravel(), u[1:-1].ravel()
 
 
-def surrogate(backend):
-    sizes = [(ROWS + 2) * COLUMNS, ROWS * COLUMNS]  # the step is linear
-    config = sk.ShardingConfiguration(backend, optimizer=sk.Adam(lr=1e-2))
-    return sk.FSDPModel(sk.models.MLP(sizes), config)
-
-
-def error_of(slab, predict):
-    """Return the error of a prediction of the next step, relative to what the step changes."""
+def compare(c, slab):
+    """Print the error of a prediction of the next step, relative to what the step changes."""
     before, after = slab.step()
-    change = after - before[COLUMNS:-COLUMNS]
-    return float(numpy.linalg.norm(predict(before[None])[0] - after) / numpy.linalg.norm(change))
+    change = numpy.linalg.norm(after - before[COLUMNS:-COLUMNS])
+    error = float(numpy.linalg.norm(c.predict(before[None])[0] - after) / change)
+    worst = slab.comm.allreduce(error, MPI.MAX)
+    if slab.comm.rank == 0:
+        print(f"{c.num_puts} steps; the surrogate's error is {worst:.0%} of a step's change")
 
 
-def train(c, model):
-    """Train on what is there, and tell the solver; return the last loss."""
-    loss = numpy.inf
-    for x, y in c.batches(model, BATCH):
-        loss = model.train(x, y)
-        c.steer(loss=loss, step=model.step_number)
-        if loss < LOW_LOSS:
-            break
-    return loss
+def train(c):
+    """Train on all that is put and send the loss, until the solver ends; return the model."""
+    alone = Slab(MPI.COMM_SELF)
+    held_out = [numpy.stack(each) for each in zip(*(alone.step() for _ in range(BATCH)))]
+    how = {"settings": SETTINGS, "folder": "runs/heat", "callbacks": [c.callback()]}
+    training = sk.Training(sk.models.MLP(SIZES), (c.samples(), held_out), backend=c.backend, **how)
+    training.run()
+    return training.model
 
 
-def solve(c, between=lambda: None):
-    """Step and put until the loss is low; return the steps taken."""
+def surrogate(backend):
+    config = sk.ShardingConfiguration(backend, optimizer=sk.Adam(lr=1e-2))
+    return sk.FSDPModel(sk.models.MLP(SIZES), config)
+
+
+def solve(c, model):
+    """Step and put until the loss is low, and train a model in turn; return the slab."""
     slab = Slab(c.solvers)
     for step in range(MOST_STEPS):
         x, y = slab.step()
         c.put(x=x, y=y, time=float(step))
-        between()
+        for part in c.batches(model, BATCH) if model else ():
+            c.steer(loss=model.train(*part), step=model.step_number)
         is_low = c.steered.get("loss", numpy.inf) < LOW_LOSS
         if slab.comm.allreduce(is_low, MPI.LAND):  # all stop after the same step
             break
@@ -80,19 +85,14 @@ def solve(c, between=lambda: None):
 
 def main(trainers=1):
     with sk.coupled(trainers=trainers or None, buffer_bytes=1 << 20) as c:
+        if not c.is_solver:
+            return c.publish(train(c))
         model = surrogate(c.backend) if c.is_trainer else None
-        if trainers and c.is_trainer:
-            train(c, model)
+        slab = solve(c, model)
+        if c.is_trainer:
             c.publish(model)
-            c.finish()  # puts are not waited for any more
-            return
-        slab = solve(c) if trainers else solve(c, lambda: train(c, model))
         c.finish()
-        if not trainers:
-            c.publish(model)
-        error = slab.comm.allreduce(error_of(slab, c.predict), MPI.MAX)
-        if slab.comm.rank == 0:
-            print(f"{c.num_puts} steps; the surrogate's error is {error:.0%} of a step's change")
+        compare(c, slab)
 
 
 if __name__ == "__main__":

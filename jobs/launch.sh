@@ -4,6 +4,8 @@
 #                                  With STAGE, a folder of each node's own, the files of Python are copied there first
 #   run_ranks COMMAND ...          start it on all ranks and wait; CODE is its exit code. With ELASTIC_RUN, the folder of a run
 #                                  with run.elastic, it is started again after a death, on the nodes that are left
+#                                  With SOLVER, words of another program, that runs on the first ranks, and COMMAND on the last:
+#                                  TRAINERS_PER_NODE of each node, or, in a heterogeneous job, of TRAINER_NODES other nodes
 #   end_slurm                      (end_pbs, end_lsf, end_chain) queue again if CODE is 75, and exit with CODE
 #
 # Exit code 75 means: a checkpoint is there, and the same command goes on with it.
@@ -78,16 +80,19 @@ run_ranks() {
 
 start_ranks() {
     local start
+    # shellcheck disable=SC2016  # $@ is for the shell of each rank
+    local rank=(bash -c 'trap "" USR1 USR2; exec "$@"' rank)
     case $LAUNCHER in
         srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS" ${LEFT:+--nodelist="$LEFT"}) ;;
         mpiexec) start=("${MPIEXEC[@]}" ${LEFT:+-hosts "$LEFT"} -n "$RANKS") ;;
     esac
+    start+=("${rank[@]}" "$@")
+    [ -z "${SOLVER:-}" ] || two_programs "$@"
     # A rank begins with the signals ignored, since Python takes a while until it listens to them.
     # How often they were started tells the next ones that those before are gone, and that the run folder is theirs.
     SHARDKIT_LAUNCH=$((${SHARDKIT_LAUNCH:-0} + 1))
     export SHARDKIT_LAUNCH
-    # shellcheck disable=SC2016  # $@ is for the shell of each rank
-    "${start[@]}" bash -c 'trap "" USR1 USR2; exec "$@"' rank "$@" &
+    "${start[@]}" &
     LAUNCHER_PROCESS=$! LAUNCHED=$SECONDS
     remind_ranks
     while :; do
@@ -96,10 +101,34 @@ start_ranks() {
         wait "$LAUNCHER_PROCESS" || CODE=$?
         [ -n "$INTERRUPTED" ] || break
     done
+    rm -f ${HOSTS:+"$HOSTS"}
     LAUNCHER_PROCESS=''             # a signal is too late to matter now
     [ -z "$REMINDER" ] || kill "$REMINDER" 2>/dev/null || true
     REMINDER=''
     echo "$(date '+%F %T')  job ${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-}}}: the ranks ended with exit code $CODE"
+}
+
+# How SOLVER, on the first ranks, and a COMMAND, on the last ones, start in one MPI_COMM_WORLD.
+two_programs() {
+    local trainers=$((${TRAINER_NODES:-$NODES} * TRAINERS_PER_NODE)) threads=--cpus-per-task=$THREADS
+    local solvers=$((RANKS - trainers)) of_each=$((RANKS_PER_NODE - TRAINERS_PER_NODE))
+    if [ -n "${TRAINER_NODES:-}" ]; then
+        start=("${SRUN[@]}" --het-group=0 --nodes="$NODES" --ntasks="$RANKS" "$threads" "${rank[@]}" "${SOLVER[@]}"
+            : "${SRUN[@]:1}" --het-group=1 --nodes="$TRAINER_NODES" --ntasks="$trainers" "$threads" "${rank[@]}" "$@")
+    elif [ "$LAUNCHER" = mpiexec ]; then
+        start=("${MPIEXEC[@]}" -n "$solvers" "${rank[@]}" "${SOLVER[@]}" : -n "$trainers" "${rank[@]}" "$@")
+    else
+        # Each node has some of both, so that what is put stays on it: the nodes once for SOLVER, and once more.
+        HOSTS=$(mktemp)
+        scontrol show hostnames "${SLURM_JOB_NODELIST:-}" |
+            awk -v n="$of_each" -v k="$TRAINERS_PER_NODE" '{ node[NR] = $1 }
+                END { for (i = 1; i <= NR; i++) for (j = 0; j < n; j++) print node[i]
+                      for (i = 1; i <= NR; i++) for (j = 0; j < k; j++) print node[i] }' > "$HOSTS"
+        # shellcheck disable=SC2016  # for the shell of each rank
+        start=("${SRUN[@]}" --nodelist="$HOSTS" --distribution=arbitrary --ntasks="$RANKS" "$threads" "${rank[@]}"
+            bash -c 'if [ "$SLURM_PROCID" -lt "$1" ]; then set -- "${@:3:$2}"; else shift $(($2 + 2)); fi; exec "$@"'
+            rank "$solvers" "${#SOLVER[@]}" "${SOLVER[@]}" "$@")
+    fi
 }
 
 # Once this script was warned: tell the ranks so. Not while the launcher is young, since the signal breaks the start of ranks
@@ -159,7 +188,7 @@ may_go_on() {
 # When the batch system will end this job, for the first rank, which looks at the clock between steps.
 slurm_end_time() {
     local end
-    if end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format=%e) && end=$(date --date "$end" +%s 2>/dev/null); then
+    if end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format=%e | head -n 1) && end=$(date --date "$end" +%s 2>/dev/null); then
         export SHARDKIT_END_TIME=$end
     fi
 }

@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = public_names(
             "ReductionOperation run_ranks"
         ),
         "coupling.opening": "coupled",
+        "data.draw": "Draw",
         "data.samples": "Samples",
         "ensemble.ensemble": "Ensemble",
         "layout.part": "Rows SamplePart",
@@ -66,7 +67,8 @@ __getattr__, __dir__, __all__ = public_names(
             "ZeRO3Model domain_part measure_blocks split_batch"
         ),
         "parallel.settings": "ShardingConfiguration",
-        "task": "Task",
+        "task": "Task transforms",
+        "task.given": "IndexedSamples",
         "task.table": "TableTask",
         "train": "Callback ElasticTraining Training",
     },

@@ -17,6 +17,7 @@ from .comm import (
     run_ranks as run_ranks,
 )
 from .coupling.opening import coupled as coupled
+from .data.draw import Draw as Draw
 from .data.samples import Samples as Samples
 from .ensemble.ensemble import Ensemble as Ensemble
 from .layout.part import (
@@ -83,7 +84,11 @@ from .parallel import (
     split_batch as split_batch,
 )
 from .parallel.settings import ShardingConfiguration as ShardingConfiguration
-from .task import Task as Task
+from .task import (
+    Task as Task,
+    transforms as transforms,
+)
+from .task.given import IndexedSamples as IndexedSamples
 from .task.table import TableTask as TableTask
 from .train import (
     Callback as Callback,

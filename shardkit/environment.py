@@ -28,6 +28,8 @@ _LAUNCHER_PREFIXES = (
     "SLURM_STEP",
 )
 _OFF = ("0", "false", "no", "off")
+_FOLDERS = "HOME", "NUMBA_CACHE_DIR", "TMPDIR"
+_COMPILER_OPTIONS = "BOUNDSCHECK DEBUG DEBUGINFO LOOP_VECTORIZE OPT SLP_VECTORIZE".split()
 
 
 def _text(variable: str) -> str:
@@ -90,9 +92,9 @@ def launched_ranks() -> int | None:
 
 
 def environment_without_launcher() -> dict[str, str]:
-    """Return the environment for a process that is no rank of this job."""
+    """Return the environment for a process that is no rank of this job, in whatever folder."""
     kept = {
-        name: value
+        name: os.path.abspath(value) if name in _FOLDERS and value else value
         for name, value in os.environ.items()
         if not name.startswith(_LAUNCHER_PREFIXES) or "_MCA_" in name
     }
@@ -167,6 +169,12 @@ def environment_with_kernels(name: str) -> dict[str, str]:
 def is_compiling_wanted() -> bool:
     """Return False if NUMBA_DISABLE_JIT turns Numba's compiler off."""
     return not _number("NUMBA_DISABLE_JIT")
+
+
+def compiler_options() -> list[str]:
+    """Return the variables that are set of those by which Numba makes other code, NAME=VALUE."""
+    names = [f"NUMBA_{option}" for option in _COMPILER_OPTIONS]
+    return [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
 
 
 def kernel_folder() -> Path | None:
@@ -254,6 +262,11 @@ def gpu_aware_mpi() -> str:
 def mpich_gpu_support() -> str:
     """Return MPICH_GPU_SUPPORT_ENABLED, "1" where Cray's MPICH is to take GPU memory."""
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "").strip()
+
+
+def line_to_complete() -> str:
+    """Return the command line whose end a shell asks argcomplete for; "": none asks."""
+    return os.environ.get("COMP_LINE", "") if "_ARGCOMPLETE" in os.environ else ""
 
 
 def has_hdf5_plugins() -> bool:

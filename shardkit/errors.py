@@ -97,7 +97,7 @@ class ShardingWarning(UserWarning):
 
 
 class NonFiniteError(ShardkitError, ArithmeticError):
-    """Loss or gradients were NaN or infinite in too many steps in a row."""
+    """Loss, gradients or logits are NaN or infinite: of too many steps in a row, or of a text."""
 
 
 class OutOfMemoryError(ShardkitError, MemoryError):

@@ -79,7 +79,7 @@ ROOMS = {
         "manual_seed": "seed= of models, of finish(seed) and of sk.ShardingConfiguration",
         "cuda device": _DEVICE,
         "save": "model.save_model(folder)",
-        "DataLoader Dataset": "sk.Samples, read by number",
+        "DataLoader Dataset": "sk.Samples, read by number, or sk.IndexedSamples(dataset)",
         "Trainer LightningModule": "sk.Training, sk.Task",
         "DistributedDataParallel DDP": "sk.DDPModel(model, config)",
         "FullyShardedDataParallel FSDP": "sk.FSDPModel(model, config)",
@@ -95,6 +95,25 @@ ROOMS = {
         ),
     },
 }
+
+
+# {class of PyTorch: what an object of it is here}
+FOREIGN = {
+    "DataLoader": "its .dataset; batch_size is batch.sequences, shuffle run.seed, a thread reads "
+    "ahead, and what collate_fn or sampler do belongs into the data set",
+    "IterableDataset": "sk.Samples, read by number, or sk.coupled, which feeds a run in its order",
+    "_Loss": "the loss of this name in shardkit.nn",
+    "Module": "one of layers of these names in shardkit.nn, and load_state_dict(module.state_dict()"
+    "); of transformers GPT.from_checkpoint(folder)",
+}
+
+
+def named_here(thing: object) -> str:
+    """Return what to say of an object of PyTorch that stands for something else; "" of others."""
+    for each in type(thing).__mro__:
+        if each.__module__.partition(".")[0] == "torch" and each.__name__ in FOREIGN:
+            return f" of PyTorch; here it is {FOREIGN[each.__name__]} (docs/porting.md)"
+    return ""
 
 
 def raise_own_error(thing: object, name: str) -> None:

@@ -59,3 +59,8 @@ def _as_float(value) -> Any:
         return float(value)
     except OverflowError:  # a fraction of integers that no float can hold
         return value
+
+
+def counted(number: int, name: str) -> str:
+    """Return how many there are of what has this name: "1 rank", "2,000 steps"."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"

@@ -73,6 +73,27 @@ class Rows(sk.Samples):
         return f"{len(self.x)} rows"
 
 
+class Noisy(Rows):
+    """Samples that are drawn anew in each epoch."""
+
+    def read(
+        self, numbers: NDArray[np.int64], draw: sk.Draw | None = None
+    ) -> tuple[Floats, Floats]:
+        x, y = super().read(numbers)
+        return (x if draw is None else x + draw.normal(4).astype(np.float32)), y
+
+
+def noisy(x: Floats, y: Floats, draw: sk.Draw) -> tuple[Floats, Floats]:
+    """Return a batch with noise on x."""
+    return sk.transforms.noise(x, draw, 0.1), y
+
+
+def changed(dataset: object) -> sk.Samples:
+    """Return samples of a data set by number, mixed and with noise."""
+    samples = sk.IndexedSamples(dataset, x="image", y="label")
+    return sk.transforms.mixup(sk.transforms.Augmented(samples, noisy), alpha=0.4)
+
+
 class Regression(sk.Task):
     """A task of one's own."""
 

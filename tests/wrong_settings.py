@@ -325,7 +325,7 @@ CALLED = {
 # of a GPT of 8 tokens
 GENERATED = {
     "prompts": ({"prompts": [[9]]}, "9"),
-    "prompts: none": ({"prompts": 3}, "int"),
+    "prompts: none": ({"prompts": 3}, "prompts = 3; wanted a list of prompts"),
     "num_tokens": ({"num_tokens": -1}, "-1"),
     "temperature": ({"temperature": -1.0}, "-1.0"),
     "top_k": ({"top_k": 0}, "top_k = 0"),
@@ -333,7 +333,7 @@ GENERATED = {
     "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty = 0"),
     "together": ({"together": 0}, "together = 0"),
     "stop": ({"stop": (-1,)}, "-1"),
-    "stop: a number": ({"stop": 3}, "int"),
+    "stop: a number": ({"stop": 3}, "stop = 3; wanted token numbers"),
     "seeds": ({"seeds": [0.5]}, "seeds = [0.5]"),
 }
 

@@ -17,11 +17,11 @@ Each family is split by published_runs.halves, but nothing was chosen with a row
 from dataclasses import replace
 from pathlib import Path
 
-from fsdp_runs import FSDP, LLAMA_8B, TITAN_COMPILED, grand_teton, mpt_points, sharded
-from megatron_runs import LLAMA_405B, MEGATRON_2024
+from fsdp_runs import FSDP, LLAMA_8B, grand_teton, mpt_points, sharded
+from megatron_runs import LLAMA_405B
 from published_runs import Point, hardware
 
-from shardkit.plan import ModelShape, RunLayout
+from shardkit.plan import ModelShape, RunLayout, software_named
 from shardkit.plan.software import in_float8
 
 MPT_FLOAT8_ROWS = Path(__file__).with_name("mpt_float8.csv")
@@ -32,20 +32,16 @@ LLAMA_70B = ModelShape(
 # element and writes it twice, and finds the largest for later steps.
 _DELAYED_BYTES = 4.0
 FSDP_FLOAT8 = replace(in_float8(FSDP), cast_bytes=_DELAYED_BYTES)
-# Parameters are cast before they are gathered (enable_fsdp_float8_all_gather). The list of products
-# that selective recomputation keeps has aten.mm alone (torchtitan, parallelize_llama.py), and those
-# in float8 are others: all are done again. This was looked up when the rows of 8B were predicted 6
-# to 10% too fast without it.
-TITAN_FLOAT8 = in_float8(replace(TITAN_COMPILED, gather_bytes=1, recomputed_share=1.0))
+TITAN_FLOAT8 = in_float8(software_named("torchtitan-float8"))
 TITAN_LARGE = replace(
     TITAN_FLOAT8,
     recomputed_share=0.0,
     schedules=("1f1b", "interleaved"),
     policies=("fsdp", "zero2"),
 )
-# cuDNN's attention, which Transformer Engine prefers on this chip
-NEMO = replace(in_float8(MEGATRON_2024), name="nemo", attention_kernel="cudnn")
-NEMO_DELAYED = replace(NEMO, name="nemo-delayed", cast_bytes=_DELAYED_BYTES)
+# NeMo of 25.09 and later scales by the magnitudes of the step itself, as in_float8() has it
+NEMO_DELAYED = in_float8(software_named("nemo"))
+NEMO = replace(NEMO_DELAYED, name="nemo-current", cast_bytes=6.0)
 
 
 def mpt_float8() -> list[Point]:

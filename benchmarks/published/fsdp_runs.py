@@ -17,7 +17,7 @@ from pathlib import Path
 
 from published_runs import CLUSTER, Point, hardware
 
-from shardkit.plan import ModelShape, RunLayout, Software
+from shardkit.plan import ModelShape, RunLayout, software_named
 from shardkit.plan.hardware import Cluster
 
 MPT_ROWS = Path(__file__).with_name("mpt_fsdp.csv")
@@ -35,25 +35,11 @@ _SIZES = {  # layers, width, heads
 }
 _CLUSTERS = {"A100": CLUSTER, "H100": "h100-80gb-ndr"}
 
-# PyTorch's FSDP gathers parameters in bfloat16 and sums gradients in float32 (mixed precision
-# DEFAULT of Composer) or in bfloat16 (PURE), once for each micro-batch; attention is fused, and
-# there is no dropout. Only a shard of float32 parameters is kept, which is rounded for each gather.
-# Run eagerly, each operation reads and writes memory on its own: norms in
-# float32, biases and their sums, casts. By the choosing half of the rows on A100 that moves twice
-# the bytes of fused kernels.
-FSDP = Software(
-    "pytorch-fsdp",
-    policies=("fsdp", "zero2"),
-    schedules=("1f1b",),
-    keeps_scores=False,
-    masks_dropout=False,
-    rounds_when_gathered=True,
-    pass_factor=2.0,
-)
-FSDP_PURE = replace(FSDP, name="pytorch-fsdp-pure", wire_bytes=2)
+FSDP = software_named("torch-fsdp")
+FSDP_PURE = replace(FSDP, name="torch-fsdp-pure", wire_bytes=2)
 # minGPT's attention writes its scores to memory, and drops some of them; that the runs used it is
 # what the name says, not the paper.
-MINGPT = replace(FSDP_PURE, name="mingpt-fsdp", keeps_scores=True, masks_dropout=True)
+MINGPT = replace(FSDP_PURE, name="torch-fsdp-mingpt", keeps_scores=True, masks_dropout=True)
 # Up to the tables of October 2023 (its commit b2a43a1) llm-foundry's yamls asked for Triton's
 # attention; those of January 2024 (5e85bd6), from 128 GPUs on, for FlashAttention-2.
 _NEW_GPUS = 128
@@ -133,14 +119,8 @@ def fsdp_paper() -> list[Point]:
     ]
 
 
-# Selective recomputation there keeps every second matrix product of a layer, and attention; the
-# rest is done again.
-# torch.compile fuses what is not a product; without, RMSNorm, rotary embeddings and SwiGLU are tens
-# of operations in float32. By the choosing half they move 3.8 times the bytes.
-TITAN = replace(FSDP, name="torchtitan", recomputed_share=0.5, pass_factor=3.8)
-TITAN_COMPILED = replace(TITAN, name="torchtitan-compiled", pass_factor=1.0)
-
-
+TITAN = software_named("torchtitan")
+TITAN_COMPILED = software_named("torchtitan-compiled")
 LLAMA_8B = ModelShape(
     32, 4096, 32, 128256, 8192, kv_heads=8, hidden=14336, style="llama", tied=False
 )

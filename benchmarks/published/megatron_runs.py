@@ -8,18 +8,17 @@ Micro-batches and virtual stages of that table are not published: the ones that 
 quickest, of those that fit into 80 GB, stand in for them.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 from published_runs import Point, hardware
 
 from shardkit.plan import (
-    MIXED,
     ModelShape,
     RunLayout,
     Software,
     memory_of,
     search,
+    software_named,
     step_cost,
     why_not,
 )
@@ -27,11 +26,11 @@ from shardkit.plan import (
 _H100 = "h100-80gb-ndr"
 _ROCE = "h100-80gb-roce"
 _DATA = 48
-# overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, and a distributed optimizer
 LLAMA_405B = ModelShape(
     126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
 )
-MEGATRON_2024 = replace(MIXED, name="megatron-2024", masks_dropout=False, overlaps_tensor=True)
+MEGATRON_CORE = software_named("megatron-core")
+TUNED = software_named("tuned")
 
 
 @lru_cache
@@ -54,7 +53,7 @@ def megatron() -> list[Point]:
         layout = _quickest(shape, tensor, pipeline, batch)
         name = f"{shape.parameter_count / 1e9:.1f}B, {layout.devices} GPUs"
         points.append(
-            Point(name, shape, layout, MEGATRON_2024, published, "model TFLOP/s", hardware(_H100))
+            Point(name, shape, layout, MEGATRON_CORE, published, "model TFLOP/s", hardware(_H100))
         )
     return points
 
@@ -63,11 +62,11 @@ def _quickest(shape: ModelShape, tensor: int, pipeline: int, batch: int) -> RunL
     layouts = [
         layout
         for layout in _layouts(shape, tensor, pipeline, batch // _DATA)
-        if why_not(layout, shape, MEGATRON_2024) is None and _fits(layout, shape, MEGATRON_2024)
+        if why_not(layout, shape, MEGATRON_CORE) is None and _fits(layout, shape, MEGATRON_CORE)
     ]
     return min(
         layouts,
-        key=lambda of: step_cost(of, shape, MEGATRON_2024, hardware(_H100), is_exact=False).seconds,
+        key=lambda of: step_cost(of, shape, MEGATRON_CORE, hardware(_H100), is_exact=False).seconds,
     )
 
 
@@ -111,7 +110,7 @@ def llama3() -> list[tuple[str, float, float]]:
             micro_batches=micro_batches,
             is_sequence_parallel=True,
         )
-        seconds = step_cost(layout, LLAMA_405B, MIXED, hardware(_ROCE)).seconds
+        seconds = step_cost(layout, LLAMA_405B, TUNED, hardware(_ROCE)).seconds
         rows.append((f"405B, {layout.devices} GPUs", published, _llama3_speed(layout, seconds)))
     return rows
 
@@ -127,7 +126,7 @@ def llama3_plans(devices: int, batch: int) -> list[tuple[str, str, float, float]
     """Return the first three rows of a plan of Llama 3 405B for so many GPUs and sequences in a
     step, one in a micro-batch: (mesh, layout, seconds, model TFLOP/s per GPU).
     """
-    found = search(LLAMA_405B, MIXED, hardware(_ROCE), devices, batch, micro_batch=1)
+    found = search(LLAMA_405B, TUNED, hardware(_ROCE), devices, batch, micro_batch=1)
     rows = []
     for candidate in found.rows(3):
         layout, seconds = candidate.layout, candidate.cost.seconds

@@ -2,16 +2,16 @@
 programs, no parameter per row. fsdp_runs.py has those of FSDP, on A100s and H100s;
 validation_page.py writes all into a page.
 
-    megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
-    megatron-2022   Megatron-LM as in arXiv 2205.05198
-    zero3-2021      DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
+    megatron-2021     Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
+    megatron-sp       Megatron-LM as in arXiv 2205.05198
+    deepspeed-zero3   DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
 
 The values of these programs come from their sources; none is fitted to a time. Each point has its
 sizes as published and the micro-batch and virtual stages that were run: for arXiv 2104.04473 they
 stand in examples/sc21/run_table_1.sh of the Megatron-LM repository.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from statistics import mean
@@ -24,6 +24,7 @@ from shardkit.plan import (
     StepCost,
     memory_of,
     read_cluster,
+    software_named,
     step_cost,
     why_not,
 )
@@ -34,48 +35,9 @@ CLUSTER = "a100-80gb-hdr"
 VOCABULARY = 51200
 SEQUENCE = 2048
 
-# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and searched
-# for infinities 8, its norm 4, scaled 8, Adam reads and writes three float32 24 and reads the
-# gradient 4, the new parameter 4 + 2 = 60.
-MEGATRON_2021 = Software(
-    "megatron-2021",
-    dtype="float16",
-    gradient_bytes=2,
-    wire_bytes=2,
-    state_bytes=16,
-    update_bytes=60,
-    # main_grad.add_(grad) reads both halves and writes one (megatron/model/distributed.py), in
-    # fp16, since CONFIG.sh does not ask for float32 sums
-    accumulation_bytes=6,
-    policies=("ddp",),
-    overlaps_reductions=False,
-    overlaps_transfers=False,
-    scatters_transfers=True,
-)
-# Since February 2022 (its commit "gradient accumulation fusion") the matrix product itself adds
-# weight gradients to the sum, in float32.
-MEGATRON_2022 = replace(
-    MEGATRON_2021,
-    name="megatron-2022",
-    gradient_bytes=4,
-    wire_bytes=4,
-    state_bytes=12,
-    accumulation_bytes=0,
-)
-# Parameters travel one by one, 12 tensors per layer, and the program waits for them. A layer that
-# is computed again in backward gathers its parameters for that, releases them, and gathers them
-# once more for its gradients (stage3_max_reuse_distance is 1e9 parameters). By the 529.6B rows its
-# collectives, of a list of arrays each, reach 0.32 of what long ones do.
-ZERO3_2021 = replace(
-    MEGATRON_2021,
-    name="zero3-2021",
-    policies=("fsdp",),
-    schedules=("1f1b",),
-    messages_per_layer=12,
-    overlaps_gathers=False,
-    backward_gathers=2,
-    link_share=0.32,
-)
+MEGATRON_2021 = software_named("megatron-2021")
+MEGATRON_SP = software_named("megatron-sp")
+ZERO3 = software_named("deepspeed-zero3")
 
 
 @lru_cache
@@ -197,7 +159,7 @@ def korthikanti() -> list[Point]:
                     f"{name}, {layout.devices} GPUs, {choice}",
                     shape,
                     layout,
-                    MEGATRON_2022,
+                    MEGATRON_SP,
                     published,
                     "s",
                 )
@@ -243,7 +205,7 @@ def layer_milliseconds() -> list[tuple[str, float, float]]:
     for name, recomputation, is_sequence_parallel, published in rows:
         at = Setting(
             gpt(48, 6144, 64),
-            MEGATRON_2022,
+            MEGATRON_SP,
             hardware(CLUSTER),
             4,
             8,
@@ -282,7 +244,7 @@ def zero3_against_ptd() -> list[Point]:
             f"ZeRO-3, {gpus} GPUs",
             shape,
             _layout(1, gpus, 1, 1, micro_batch, 1536, policy="fsdp"),
-            ZERO3_2021,
+            ZERO3,
             published,
             "TFLOP/s",
         )
@@ -313,7 +275,7 @@ def zero3_large() -> list[Point]:
             f"ZeRO-3 529.6B, {gpus} GPUs",
             shape,
             _layout(1, gpus, 1, 1, micro_batch, batch, policy="fsdp"),
-            ZERO3_2021,
+            ZERO3,
             published,
             "TFLOP/s",
         )
@@ -333,6 +295,12 @@ def halves(points: list[Point]) -> tuple[list[Point], list[Point]]:
     """
     drawn = sorted(points, key=lambda point: sha256(point.name.encode()).hexdigest())
     return drawn[::2], drawn[1::2]
+
+
+def ratio(point: Point) -> float:
+    """Return the seconds that a run took over those predicted."""
+    quicker = point.predicted / point.published
+    return 1 / quicker if point.unit == "s" else quicker
 
 
 def mean_error(points: list[Point]) -> float:

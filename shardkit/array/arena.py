@@ -178,9 +178,7 @@ class Arena:
     def _grow(self, size: int):
         """Add a segment, with a free block of at least this size."""
         size = _round_up(max(size, self.num_bytes // _GROWTH), HUGE_PAGE_BYTES)
-        memory = _mapping(size + HUGE_PAGE_BYTES)
-        offset = -numpy.frombuffer(memory, numpy.uint8).ctypes.data % HUGE_PAGE_BYTES
-        self._segments.append((self._next_start, memory, offset))
+        self._segments.append((self._next_start, *mapped(size, "activations")))
         self._insert(self._next_start, size)
         self._next_start += size + HUGE_PAGE_BYTES
         self.num_bytes += size
@@ -198,15 +196,21 @@ class Arena:
             self._grow(num_bytes)
 
 
-def _mapping(num_bytes: int) -> mmap.mmap:
-    """Return memory that is no ndarray, so that views of views refer to the array."""
+def mapped(num_bytes: int, purpose: str) -> tuple[mmap.mmap, int]:
+    """Return memory, and where in it so many bytes start, in huge pages but for the rest.
+
+    It is no ndarray, so that views of views refer to the array. Nothing is resident behind them.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=flags)
     except OSError as error:
-        raise MemoryError(f"no {num_bytes} bytes for activations: {error}") from None
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+        raise MemoryError(f"no {num_bytes} bytes for {purpose}: {error}") from None
+    start = -numpy.frombuffer(memory, numpy.uint8).ctypes.data % HUGE_PAGE_BYTES
+    in_huge_pages = num_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if in_huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE, start, in_huge_pages)
+    return memory, start
 
 
 def _round_up(size: int, unit: int) -> int:

@@ -87,7 +87,7 @@ def host_array(what: str, array):
     if is_device_array(array):
         raise DeviceError(
             f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to "
-            "its own GPU, so pass what .get() returns"
+            "its own GPU, so pass what .get() returns, or .cpu() of PyTorch"
         )
     return plain_array(array, what)
 

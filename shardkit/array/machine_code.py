@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from ..environment import launcher
 from ..files.notes import tell
+from ..plain import counted
 
 QUIET_SECONDS = 3.0  # without a loop that is compiled: then all are
 
@@ -124,8 +125,7 @@ class Announcement:
             number, seconds = self._number, self._seconds
             self._number, self._seconds = 0, 0.0
         if number and self._process == os.getpid():
-            kernels = "1 kernel" if number == 1 else f"{number} kernels"
-            tell(f"compiled {kernels} in {seconds:.1f} s")
+            tell(f"compiled {counted(number, 'kernel')} in {seconds:.1f} s")
 
 
 MACHINE_CODE = MachineCode()

@@ -55,11 +55,10 @@ def matmul_by_row(x, weight):
 
     On the CPU, a row of float32 or float64 then has the same bits among any others.
     """
-    token = _library.set(_ByRow(_library.get()))
-    try:
-        return matmul(x, weight.T)
-    finally:
-        _library.reset(token)
+    act, multiply = _calls.get()
+    if act is not None:
+        act()
+    return multiply(x, weight.T, None, False, None, True)
 
 
 def add_product(a, b, out) -> None:
@@ -83,12 +82,15 @@ def matmul_and_row(a, b, row):
     return multiply(a, b, None, False, row)
 
 
-def _product(a, b, out, is_added=False, row=None):
+def _product(a, b, out, is_added=False, row=None, is_by_row=False):
     """Return the product, computed by the library that the dtype and the user choose.
 
     is_added   it is added to what `out` holds
     row        is added to the product, on a GPU alone
+    is_by_row  see matmul_by_row
     """
+    if is_by_row and a.dtype == b.dtype and a.dtype.char in "fd" and b.T.flags.carray:
+        return product_by_row.dispatch(a, b.T, out)
     if row is not None:
         return _gpu_product_and_row(a, b, row)
     xp = xp_of(a, b)
@@ -98,7 +100,7 @@ def _product(a, b, out, is_added=False, row=None):
         return _added(a, b, out)
     library = _library.get()
     if a.dtype.itemsize == 2 and is_half(a.dtype):
-        return _half_product(library, a, b, out)
+        return _half_product(library, a, b, out, is_by_row)
     if out is None and (library is not None or is_arena_in_use()):
         leading = a.shape[:-2]
         if leading != b.shape[:-2]:
@@ -137,7 +139,7 @@ def _added(a, b, out):
     return out
 
 
-def _half_product(library, a, b, out):
+def _half_product(library, a, b, out, is_by_row):
     """Return the product of half floats on the CPU, rounded unless `out` is float32."""
     leading = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*leading, a.shape[-2], b.shape[-1])
@@ -149,7 +151,7 @@ def _half_product(library, a, b, out):
         return _product(widened(a), widened(b), out)
     wide = empty(shape, FLOAT32)
     if library is None or not library.multiply(a, b, wide):
-        wide = _product(widened(a), widened(b), wide)
+        wide = _product(widened(a), widened(b), wide, is_by_row=is_by_row)
     return rounded(wide, a.dtype, out)
 
 
@@ -192,29 +194,6 @@ def multiplied_by(library: Library | None):
     return _setting(_library, library)
 
 
-class _ByRow:
-    """A library that multiplies rows one by one with a weight, where it lies turned.
-
-    others   takes what it does not; None: NumPy does
-    """
-
-    name = "row by row"
-
-    def __init__(self, others: Library | None):
-        self._others = others
-        self.multiplies_halves = others is not None and others.multiplies_halves
-
-    def multiply(self, a, b, out) -> bool:
-        fits = a.dtype == b.dtype == out.dtype and a.dtype.char in "fd"
-        if fits and b.T.flags.carray and out.flags.carray:
-            product_by_row.dispatch(a, b.T, out)
-            return True
-        return self._others is not None and self._others.multiply(a, b, out)
-
-    def add(self, a, b, out) -> bool:
-        return self._others is not None and self._others.add(a, b, out)
-
-
 def doing_meanwhile(act):
     """Inside, act() is called before each product of this thread: to keep messages going."""
     return _setting(_calls, (act, _calls.get()[1]))
@@ -241,8 +220,8 @@ def do_meanwhile() -> None:
 def wrapped_products(wrap):
     """Inside, wrap(multiply) computes each product of this thread.
 
-    It is called with (a, b, out), with (a, b, out, True) to add the product to `out`, and with (a,
-    b, None, False, row) to add a row to it.
+    It is called with (a, b, out), with (a, b, out, True) to add the product to `out`, with (a, b,
+    None, False, row) to add a row to it, and with (a, b, None, False, None, True) by matmul_by_row.
     The seam for stopwatches; without one, a product pays nothing for it. See also
     registry.wrapped_kernels.
     """

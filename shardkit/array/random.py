@@ -74,9 +74,12 @@ def random_bits(key: int, start: int, stop: int, xp=numpy):
 
 def uniform(key: int, start: int, stop: int, xp=numpy):
     """Return elements [start, stop): [stop - start] float64 in [0, 1), multiples of 2^-53."""
-    bits = random_bits(key, 2 * start, 2 * stop, xp).reshape(-1, 2)
-    high, low = bits[:, 0] >> 5, bits[:, 1] >> 6  # 27 and 26 bits
-    return (high * 2.0**26 + low) * 2.0**-53
+    return uniform_of(random_bits(key, 2 * start, 2 * stop, xp).reshape(-1, 2))
+
+
+def uniform_of(pairs):
+    """Return the number in [0, 1) that each pair of 32 bits makes: [n] float64 of [n, 2]."""
+    return ((pairs[:, 0] >> 5) * 2.0**26 + (pairs[:, 1] >> 6)) * 2.0**-53  # 27 and 26 bits
 
 
 def normal(key: int, start: int, stop: int, xp=numpy):
@@ -89,13 +92,6 @@ def normal(key: int, start: int, stop: int, xp=numpy):
     angle = 2.0 * math.pi * pairs[1]
     numbers = xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1)
     return numbers[start - even : stop - even]
-
-
-def integers(key: int, start: int, stop: int, high: int, xp=numpy):
-    """Return elements [start, stop): [stop - start] int64, uniform in [0, high), high <= 2^53."""
-    if not 1 <= high <= 1 << 53:
-        raise ShapeError(f"integers below {high}; wanted 1 <= high <= 2^53")
-    return (uniform(key, start, stop, xp) * float(high)).astype(xp.int64)
 
 
 def permutation(key: int, count: int):

@@ -259,6 +259,8 @@ class Fit:
         """
         optimizer = {**self.wanted.optimizer, "state_since": self.state_since}
         description = {**self.stored.description, "optimizer": optimizer}
+        if is_aged(self.missing_state):  # all are as old as the model
+            description["objectives"] = None
         if self.only is None:
             return description
         return {
@@ -270,6 +272,7 @@ class Fit:
             "loss_scale": None,
             "last_loss": None,
             "evaluation": None,
+            "objectives": None,
             "optimizer": {**optimizer, "state_since": 0},
         }
 

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import re
 import sys
 import time
 from functools import partial
@@ -10,12 +11,13 @@ from importlib import import_module
 
 from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
-from ..environment import launcher
+from ..environment import launcher, line_to_complete
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from ..files.notes import replaced_characters, settle_output, tell
 from ..public import importing
+from ..task.load import BUILT_IN
 from .arguments import add_command
-from .settings import without_settings
+from .settings import Given, without_settings
 
 _FILES = {  # {first word of a command: the file that adds it}; the others are not imported
     "train": "train",
@@ -31,6 +33,7 @@ _FILES = {  # {first word of a command: the file that adds it}; the others are n
     "plan": "plan",
     "doctor": "doctor",
     "compile": "compile",
+    "flags": "flags",
     "generate": "generate",
     "report": "report",
 }
@@ -51,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str] | None) -> int:
+    if line_to_complete():
+        _complete(line_to_complete())
     arguments, own_command = _cut(sys.argv[1:] if given is None else given)
     rest, settings = without_settings(arguments)
     parser, commands = make_parser(rest[0] if rest else "")
@@ -76,6 +81,22 @@ def _run(given: list[str] | None) -> int:
         else:
             tell(str(error))
         return getattr(error, "exit_code", 1)
+
+
+def _complete(line: str) -> None:
+    """Tell the shell what may stand at its cursor, by argcomplete, and exit."""
+    from argcomplete import autocomplete
+
+    words = [*re.split(r"[ =]+", line), ""]
+    parser, commands = make_parser(words[1])
+    command = commands.get(words[1], parser)
+    if command.get_default("takes_settings"):
+        task = words[words.index("--task") + 1] if "--task" in words else ""
+        given = Given({"run.task": task} if task in BUILT_IN else {}, {})
+        command.add_argument("--task", choices=BUILT_IN)
+        for name in given.configuration().keys():
+            command.add_argument(f"--{name}")
+    autocomplete(parser, exclude=[name for name in commands if " " in name])
 
 
 def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:

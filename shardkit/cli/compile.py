@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from ..array.cpu.building import keep, of_common
@@ -38,13 +39,15 @@ def add_commands(add_command) -> None:
 
 def _compile(known, overrides) -> int:
     began = time.monotonic()
+    work = keep
     if known.folder is not None:
         keep_in(Path(known.folder).absolute())
-    made = of_common(keep, known.processes)
+        work = partial(keep, places=1)  # of all that runs look into, this is the first
+    made = of_common(work, known.processes)
     new = [str(folder) for folder in made.values() if folder is not None]
     text = f"{len(made)} kernels for {target().name}: {len(made) - len(new)} were there"
     if new:
         folders = ", ".join(map(spelled_out, sorted(set(new))))
-        text += f", {len(new)} compiled in {time.monotonic() - began:.1f} s, kept in {folders}"
+        text += f", {len(new)} new in {time.monotonic() - began:.1f} s, kept in {folders}"
     print(text)
     return 0

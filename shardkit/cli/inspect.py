@@ -31,8 +31,8 @@ def add_commands(add_command) -> None:
     option(
         inspect,
         "path",
-        "run folder, folder of checkpoints, or one checkpoint; for folders named schedule or "
-        "hang: ./schedule, ./hang",
+        "run folder, folder of checkpoints or of transformers, or one checkpoint; for folders "
+        "named schedule or hang: ./schedule, ./hang",
         type=local_path,
     )
     option(inspect, "--verify", "read every file and compare its checksum")

@@ -10,10 +10,12 @@ import sys
 from functools import partial
 from operator import attrgetter
 
+from ..checkpoint.pretrained.folder import is_transformers_folder
 from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..layout.axes import AXES
+from ..plan.calibration import calibration_text, fitted, measured_steps
 from ..plan.hardware import Cluster
 from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
@@ -27,7 +29,7 @@ from ..plan.report import (
 from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, others_software, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, SOFTWARE, own_in, software_named
+from ..plan.software import OWN, SHARDKIT, Software, known_programs, own_in, software_named
 from ..slurm.planned import script_of_plan
 from ..train.settings import RunConfiguration
 from .arguments import count, local_path, option, tokens
@@ -45,11 +47,11 @@ _TACIT = {f"mesh.{axis}" for axis, entry in AXES.items() if entry.is_tacit}
 def add_commands(add_command) -> None:
     """Add the parser of the command."""
     hardware = f"hardware that comes with shardkit: {', '.join(known_clusters())}"
-    software = f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison"
+    software = f"software that comes with shardkit: {', '.join(known_programs())}"
     how = {"epilog": f"{hardware}\n{software}", "takes_settings": True}
     plan = add_command("plan", _plan, _PLAN, **how)
     add = partial(option, plan)
-    add("model", "settings file of `shardkit train`", type=local_path)
+    add("model", "settings file of `shardkit train`, or a folder of transformers", type=local_path)
     add(
         "cluster",
         "TOML file (see `shardkit bench hardware`), or the name of one that comes with shardkit",
@@ -66,7 +68,14 @@ def add_commands(add_command) -> None:
     )
     add(
         "--software SOFTWARE",
-        f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the settings",
+        "training software, by its name or a TOML file of it; default: "
+        f"{SHARDKIT.name}, in parallel.compute_dtype of the settings",
+    )
+    add(
+        "--calibrate FILE",
+        "fit the software to measured steps: metrics.jsonl of a run, or lines of any program",
+        action="append",
+        default=[],
     )
     add("--rows", "rows of the table", type=count, default=8)
     add(
@@ -81,9 +90,12 @@ def add_commands(add_command) -> None:
 
 
 def _plan(known, overrides) -> int:
-    task = Given.read(known.model, overrides).first("run.task")
+    path = known.model
+    if is_transformers_folder(path):
+        path, overrides = None, [f"--model.start={path}", *overrides]
+    task = Given.read(path, overrides).first("run.task")
     given = parsed(overrides, configuration_of_plan(task))
-    run = read_run(known.model, given)
+    run = read_run(path, given)
     shape, settings = run.shape, run.settings
     cluster = read_cluster(known.cluster)
     own = OWN.get(settings.parallel.compute_dtype)
@@ -100,7 +112,7 @@ def _plan(known, overrides) -> int:
     software = (software_of if is_own else others_software)(named, settings)
     found = search(
         shape,
-        software,
+        _calibrated(known, shape, software, cluster),
         cluster,
         known.devices,
         known.batch or settings.batch.sequences,
@@ -116,11 +128,11 @@ def _plan(known, overrides) -> int:
         print_search(training, known.rows)
     if best is None:
         return 1
-    if is_own and named is not own:
-        dtype = next(dtype for dtype, ours in OWN.items() if ours is named)
+    if is_own and named != own:
+        dtype = next(dtype for dtype, ours in OWN.items() if ours == named)
         given["parallel.compute_dtype"] = "none" if dtype is None else dtype
     said = {key: value for key, value in chosen.items() if _is_said(key, value, settings)}
-    arguments = _train_arguments(known.model, {**given, **said})
+    arguments = _train_arguments(path, {**given, **said})
     if is_own and not known.json:
         print(_how_to_run(best, arguments, run))
         way = _way_of_arrays(best, cluster, settings)
@@ -137,6 +149,18 @@ def _plan(known, overrides) -> int:
     return 0
 
 
+def _calibrated(known, shape, software: Software, cluster: Cluster) -> Software:
+    """Return the software fitted to measured steps, if there are any, and say what was found."""
+    if not known.calibrate:
+        return software
+    steps = {}
+    for path in known.calibrate:
+        steps |= measured_steps(path, shape)
+    program, ratios = fitted(steps, shape, software, cluster)
+    _tell(known, calibration_text(program, ratios))
+    return program
+
+
 def _is_said(key: str, value, settings) -> bool:
     """Return False of none, and of one rank of an axis that texts leave out, where the settings
     have no other value.
@@ -150,10 +174,11 @@ def _tell(known, text: str) -> None:
     print(text, file=sys.stderr if known.json else sys.stdout)
 
 
-def _train_arguments(path: str, settings: dict) -> list[str]:
+def _train_arguments(path: str | None, settings: dict) -> list[str]:
     """Return the arguments of `shardkit train` with these settings {"section.key": value}."""
     texts = {key: _text(value) for key, value in settings.items()}
-    return [path, *(f"--{key}={text}" for key, text in texts.items())]
+    arguments = [f"--{key}={text}" for key, text in texts.items()]
+    return [path, *arguments] if path else arguments
 
 
 def _text(value) -> str:

@@ -1,5 +1,6 @@
 """`shardkit render`."""
 
+import shlex
 import sys
 from functools import partial
 
@@ -14,7 +15,9 @@ _RENDER = """write a job script
 Fill in a job template (jobs/README.md):
   shardkit render --template multi_node --nodes 2 --ranks-per-node 32 --output job.sh
     [settings.toml] [--section.key=value ...]
-  shardkit render ... -- python my_script.py     (a script with sk.Training)"""
+  shardkit render ... -- python my_script.py     (a script with sk.Training)
+  shardkit render --template coupled_shared --trainers 4 --solver "./solver input"
+    ... -- python train.py                       (both with sk.coupled)"""
 
 
 def add_commands(add_command) -> None:
@@ -29,7 +32,7 @@ def add_commands(add_command) -> None:
     add("--time", "limit of one job, [D-]HH:MM:SS", default="01:00:00")
     add("--launcher", "default: srun for slurm, else mpiexec", choices=("srun", "mpiexec"))
     add("--name NAME", "name of the job; default: that of the run folder")
-    add("--gpus-per-node", "for gpu_node; default: one for each rank", type=int)
+    add("--gpus-per-node", "for gpu_node (default: one for each rank), coupled_split", type=int)
     add(
         "--sweep SECTION.KEY=VALUE,VALUE",
         "for array: one run for each value; given several times: for each combination",
@@ -45,6 +48,9 @@ def add_commands(add_command) -> None:
         "folder of each node's own, such as /dev/shm: the files of Python are copied there "
         "before the ranks start, for jobs of many ranks (SLURM)",
     )
+    add("--solver COMMAND", "for coupled_*: what the first ranks run, beside what trains")
+    add("--trainers", "for coupled_*: ranks of each node, or trainer node, that train", type=int)
+    add("--trainer-nodes", "for coupled_split: nodes beside those of the solver", type=int)
     add("--output FILE", "file to write; default: standard output")
     parser.set_defaults(takes_command=True)
 
@@ -68,6 +74,9 @@ def _render(known, arguments) -> int:
         known.env,
         tuple(known.own_command),
         known.stage,
+        tuple(shlex.split(known.solver or "")),
+        known.trainers,
+        known.trainer_nodes,
     )
     given = [known.settings] * bool(known.settings) + arguments
     script = render(plan, settings, given, known.output)

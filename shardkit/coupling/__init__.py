@@ -5,10 +5,11 @@
                    steered       <--values------------------------------------ steer(...)
 
 coupled.py      the public face                    solver.py      the solver's side
-order.py        which put is which sample          receiving.py   what a trainer takes
-records.py      fields as bytes                    reading.py     what trainers read together
-buffers.py      what is kept of them               desk.py        notes between all of them
-waiting.py      who waits for a first model        departure.py    how all of them part
+sides.py        who is who, which put is which     receiving.py   what a trainer takes
+                sample                             reading.py     what trainers read together
+records.py      fields as bytes                    predicting.py  models, on their way back
+buffers.py      what is kept of them               stream.py      a run that trains on puts
+desk.py         notes between all of them          attendant.py   who takes them, and how all part
 """
 
 from ..public import public_names

@@ -1,13 +1,17 @@
-"""Attendant: who takes what comes to a trainer, beside its training or while it waits."""
+"""Attendant: who takes what comes to a rank, beside its training or while it waits, until all part.
 
-import atexit
+A thread does it on ranks that only train; on others, whoever waits.
+"""
+
 import threading
 import time
 from collections.abc import Callable, Iterable
 from math import inf
+from typing import Any
 
+from ..comm.mpi.ending import ending
 from ..files.notes import tell
-from .desk import NoteDesk
+from .desk import EMPTY, NoteDesk
 
 NAP_SECONDS = 2e-4
 LONG_SECONDS = 60.0  # a wait that is told of
@@ -35,11 +39,11 @@ class Attendant:
         """Let a thread take what comes, until stop()."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="shardkit-coupled")
         self._thread.start()
-        atexit.register(self.stop)  # no thread may call MPI when it is finalized
+        ending().add(self.stop)  # no thread may call MPI when it is finalized
 
     def stop(self) -> None:
         """End the thread."""
-        atexit.unregister(self.stop)
+        ending().remove(self.stop)
         self._has_stopped = True
         if self._thread is not None:
             self._thread.join()
@@ -84,3 +88,31 @@ class Attendant:
                 return True
             self._desk.check(needed(), doing)
             return False
+
+    def tell(self, to: Iterable[int], kind: str, body: Any = EMPTY, **facts: Any) -> None:
+        """Send a note to these ranks."""
+        with self.lock:
+            for rank in to:
+                self._desk.tell(rank, kind, body, **facts)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def meet_all(self, is_complete: Callable[[], bool], needed: Callable[[], Iterable[int]]):
+        """Answer the others until they close too, and free what all have made together.
+
+        is_complete   whether all that these ranks have sent is here
+        Errors: CommunicationError if a rank is lost.
+        """
+        desk = self._desk
+        try:
+            self.wait(is_complete, needed, "close()")
+            self.tell(desk.others, "close")
+            self.wait(desk.is_over, lambda: desk.others, "close()")
+        finally:
+            self.stop()
+        desk.post.close()
+
+    def fail(self, why: str) -> None:
+        """Tell the others, who wait for this rank no more; it meets nobody."""
+        self.tell(self._desk.others, "failed", why=why)
+        self.stop()

@@ -53,18 +53,21 @@ class SampleBuffer(ABC):
         self.num_received += 1
         self.add(slot)
 
-    def release(self, slots: Sequence[int]) -> None:
-        """Let records be overwritten."""
-        self._free.extend(slots)
+    def release(self, slot: int) -> None:
+        """Let another record be written there."""
+        self._free.append(slot)
 
     def drop(self, slot: int) -> None:
         """Let a record be overwritten that was not read."""
         self.num_dropped += 1
         self._free.append(slot)
 
-    @abstractmethod
     def make_room(self) -> None:
         """Drop a record, if that is how it goes on."""
+
+    def done(self, slots: Sequence[int]) -> None:
+        """Note that records have been read."""
+        self._free.extend(slots)
 
     @abstractmethod
     def add(self, slot: int) -> None:
@@ -77,10 +80,6 @@ class SampleBuffer(ABC):
     @abstractmethod
     def take(self, numbers: Sequence[int]) -> list[int]:
         """Return the slots of these samples, ascending numbers; they stay until release()."""
-
-    @abstractmethod
-    def done(self, slots: Sequence[int]) -> None:
-        """Note that records have been read."""
 
 
 class QueueBuffer(SampleBuffer):
@@ -111,9 +110,6 @@ class QueueBuffer(SampleBuffer):
         following = self._unread.pop if self._newest_first else self._unread.popleft
         return [following() for _ in numbers]
 
-    def done(self, slots):
-        self.release(slots)
-
 
 class OrderedBuffer(SampleBuffer):
     """Each record is read once, by its number. They come in the order of their numbers."""
@@ -121,9 +117,6 @@ class OrderedBuffer(SampleBuffer):
     def __init__(self, *memory):
         super().__init__(*memory)
         self._unread: dict[int, int] = {}  # number -> slot, ascending
-
-    def make_room(self):
-        pass
 
     def add(self, slot):
         self._unread[int(header_of(self.records[slot])["number"])] = slot
@@ -137,9 +130,6 @@ class OrderedBuffer(SampleBuffer):
 
     def take(self, numbers):
         return [self._unread.pop(number) for number in numbers]
-
-    def done(self, slots):
-        self.release(slots)
 
 
 class ReservoirBuffer(SampleBuffer):

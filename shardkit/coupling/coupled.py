@@ -1,22 +1,14 @@
 """sk.coupled: one MPI program in which a simulation runs and its surrogate is trained.
 
-with sk.coupled(trainers=1) as c:                       mpiexec -n 4 python both.py
-    if c.is_solver:
-        for step in range(1000):
-            before, state = state, solve(state, c.solvers)
-            c.put(x=before, y=state)                    costs a copy
-        c.finish()
-    else:
-        model = sk.FSDPModel(Net(), sk.ShardingConfiguration(c.backend))
-        for x, y in c.batches(model, 32):               until the solver has ended
-            model.train(x, y)
-            c.publish(model)
+A Coupled holds the parts of its rank: docs/coupled.md shows a program of both sides.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
 from typing import Any, Self
 
 import numpy
@@ -28,28 +20,29 @@ from ..comm.mpi.post import Post
 from ..data.samples import Samples
 from ..errors import (
     CheckpointError,
+    CommunicationError,
     ConfigurationError,
     ShardingError,
     StopVoted,
 )
+from ..files.notes import tell
 from ..parallel.model.sharded_model import ShardedModel, parts_of
-from .callback import CouplingCallback
-from .departure import Departure
 from .desk import NoteDesk
 from .moments import FieldMoments, from_stored, to_stored
-from .newest import NewestModel
-from .predicting import Predictor
-from .publishing import Publisher
+from .predicting import NewestModel, Predictor, Publisher, WaitingSolvers
 from .reading import Reading
-from .receiving import BufferSettings, Receiver
-from .sides import Sides
-from .solver import SolverSettings, SolverSide
-from .stream import Chosen, StreamSamples, chosen
-from .waiting import WaitingSolvers
+from .receiving import Receiver
+from .sides import Options, Sides
+from .solver import SolverSide
+from .stream import Chosen, CouplingCallback, StreamSamples, chosen
 
 COMPANION = "coupling.json"
-OF_BUFFERS = ("buffer", "buffer_bytes", "when_full", "seed")  # options of coupled() for these
-OF_SOLVERS = ("first_put", "in_flight", "on_loss")
+
+
+class _Phase(Enum):
+    OPEN = "open"
+    FINISHED = "finished"
+    CLOSED = "closed"
 
 
 class Coupled:
@@ -68,7 +61,7 @@ class Coupled:
         {name: value}: what trainers have sent by steer(), on solver ranks.
     """
 
-    def __init__(self, post: Post, sides: Sides, options: dict[str, Any]) -> None:
+    def __init__(self, post: Post, sides: Sides, options: Options) -> None:
         self._desk = NoteDesk(post)
         self._sides, self._options = sides, options
         self.is_solver, self.is_trainer = sides.is_solver, sides.is_trainer
@@ -76,26 +69,26 @@ class Coupled:
         self.solvers: Any = self._part if sides.is_solver else None
         self.backend = MPICommunicationBackend(self._part, on_failure="raise")
         self.backend.initialize()
-        newest = NewestModel(options["factory"])
-        self._has_finished = False
+        newest = NewestModel(options.factory)
+        self._phase = _Phase.OPEN
         self._receiver: Receiver | None = None
         self._solver: SolverSide | None = None
         if sides.is_trainer:
-            kept = BufferSettings(**{name: options[name] for name in OF_BUFFERS})
-            self._receiver = Receiver(self._desk, sides, kept)
+            self._receiver = Receiver(self._desk, sides, options)
             self._reading = Reading(self._receiver, WaitingSolvers(self._receiver, newest))
             self._publisher = Publisher(self._receiver, newest)
         if sides.is_solver:
             deliver = self._receiver.deliver if self._receiver is not None else None
-            settings = SolverSettings(**{name: options[name] for name in OF_SOLVERS})
-            self._solver = SolverSide(self._desk, sides, settings, deliver)
-            self._predictor = Predictor(self._solver, newest, options["predict_on"])
-        self._departure = Departure(self._desk, sides, self._receiver)
+            self._solver = SolverSide(self._desk, sides, options, deliver)
+            self._predictor = Predictor(self._solver, newest, options.predict_on)
+        side = self._receiver or self._solver
+        assert side is not None
+        self._attendant = side.attendant
         post.parent.Barrier()  # all listen from now on
 
     # ---- on solver ranks -------------------------------------------------------------------------
 
-    def put(self, *, time: float | None = None, weight: float = 1.0, **fields: Any) -> None:
+    def put(self, /, *, time: float | None = None, weight: float = 1.0, **fields: Any) -> None:
         """Send a sample to a trainer; it costs the copy of its arrays. Not collective.
 
         Parameters
@@ -202,7 +195,7 @@ class Coupled:
         while True:
             first = begin + number * count
             samples = numpy.arange(first, first + count)
-            waits = self._has_finished or not self._sides.is_shared
+            waits = self._phase is not _Phase.OPEN or not self._sides.is_shared
             try:
                 fields = reading.read(samples, waits=waits)
             except StopVoted:
@@ -231,7 +224,7 @@ class Coupled:
                 "samples() where each rank is both: a run would wait for a solver that waits for "
                 "it; use batches() between the puts, or set trainers"
             )
-        return StreamSamples(reading, self._options["buffer"], x, y, expected)
+        return StreamSamples(reading, self._options.buffer, x, y, expected)
 
     def callback(self, publish_every: int = 0) -> CouplingCallback:
         """Return what a run of samples() needs among its callbacks.
@@ -254,7 +247,7 @@ class Coupled:
         self._on_trainer("publish")
         self._publisher.publish(model)
 
-    def steer(self, **values: Any) -> None:
+    def steer(self, /, **values: Any) -> None:
         """Send values to all solver ranks, which read them as `steered`. Called on all trainers.
 
         Parameters
@@ -268,8 +261,7 @@ class Coupled:
         except (TypeError, ValueError) as error:
             raise ShardingError(f"steer(): {error}; wanted numbers, texts and lists") from None
         if self._sides.rank == self._sides.trainers[0]:
-            for rank in self._sides.solvers:
-                self._receiver_side().tell(rank, "steer", values=values)
+            self._attendant.tell(self._sides.solvers, "steer", values=values)
 
     def statistics(self) -> dict[str, FieldMoments]:
         """Return mean, variance and deviation of each field over the samples read so far.
@@ -321,23 +313,38 @@ class Coupled:
         A solver rank puts no more: the stream ends after what all have put. A trainer reads no
         more: puts are not waited for from now on, and is_training is False on solver ranks.
         """
-        if self._has_finished:
+        if self._phase is not _Phase.OPEN:
             return
-        self._has_finished = True
+        self._phase = _Phase.FINISHED
         if self._solver is not None:
             self._solver.finish()
-        elif self._receiver is not None:
+        else:
             self._reading.finish()
-            with self._receiver.attendant.lock:
-                self._desk.tell_others("stop")
+            self._attendant.tell(self._desk.others, "stop")
 
     def close(self) -> None:
         """Finish, and free what the ranks have made together. Collective over all of them.
 
         Where a rank is lost, the others are not waited for, and a line says so.
         """
+        if self._phase is _Phase.CLOSED:
+            return
         self.finish()
-        self._departure.close(self.backend, self._part)
+        self._phase = _Phase.CLOSED
+        receiver, sides = self._receiver, self._sides
+        try:
+            if receiver is None:
+                self._attendant.meet_all(lambda: True, tuple)
+            else:
+                self._attendant.meet_all(lambda: receiver.is_complete, lambda: receiver.unended)
+        except CommunicationError as error:
+            tell(f"a coupling ends: {error}")
+            if not self._desk.lost(sides.trainers if sides.is_trainer else sides.solvers):
+                with suppress(CommunicationError):  # one was lost in the meantime
+                    self.backend.shutdown()
+        else:
+            self.backend.shutdown()
+            self._part.Free()
 
     def __enter__(self) -> Self:
         return self
@@ -346,7 +353,7 @@ class Coupled:
         if error is None:
             self.close()
         else:
-            self._departure.fail(f"{kind.__name__}: {error}")
+            self._attendant.fail(f"{kind.__name__}: {error}")
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -354,10 +361,6 @@ class Coupled:
         if self._solver is None:
             raise ShardingError(f"{name} is of solver ranks; this one trains (is_solver is False)")
         return self._solver
-
-    def _receiver_side(self) -> Receiver:
-        assert self._receiver is not None
-        return self._receiver
 
     def _on_trainer(self, name: str) -> Reading:
         if self._receiver is None:

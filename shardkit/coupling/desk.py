@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from ..comm.mpi.post import Post, Posted
-from ..errors import CommunicationError
+from ..errors import CommunicationError, ShardingError
 
 NOTE_TAG, RECORD_TAG = 11, 12
 _LENGTH_BYTES = 8
@@ -27,13 +27,17 @@ Listener = Callable[[int, dict[str, Any], numpy.ndarray], None]
 class NoteDesk:
     """One rank's end.
 
-    closed   ranks that will not send any more
+    closed         ranks that will not send any more
+    asks_no_more   True once this one has told "close"
     """
 
     def __init__(self, post: Post):
         self.post = post
-        self._on: dict[str, Listener] = {"close": self._note_close, "failed": self._note_failed}
+        self._on: dict[str, Listener] = {"close": self._note_close, "over": self._note_over}
+        self._on |= {"failed": self._note_failed}
+        self._closing: set[int] = set()  # these ask for nothing more, and answer yet
         self.closed: set[int] = set()
+        self.asks_no_more = self._has_told_over = False
         self._failed: dict[int, str] = {}  # rank -> what it has raised
         self._sent: list[Posted] = []
         self._coming: deque[Posted] = deque()
@@ -44,9 +48,12 @@ class NoteDesk:
 
     def tell(self, to: int, kind: str, body=EMPTY, **facts: Any) -> None:
         """Send a note; one to this rank is heard at once."""
+        self.asks_no_more |= kind == "close"
         if to == self.post.rank:
             self._on[kind](to, facts, body)
             return
+        if self.post.is_closed:
+            raise ShardingError("the coupling is closed; wanted this call before close()")
         text = json.dumps({"kind": kind, **facts}).encode()
         parts = (numpy.frombuffer(text, numpy.uint8), body)
         length = numpy.array([len(text)], numpy.int64).view(numpy.uint8)
@@ -74,6 +81,9 @@ class NoteDesk:
             listener(source, facts, note[end:])
 
     def _note_close(self, source, facts, body):
+        self._closing.add(source)
+
+    def _note_over(self, source, facts, body):
         self.closed.add(source)
 
     def _note_failed(self, source, facts, body):
@@ -92,15 +102,18 @@ class NoteDesk:
             raise CommunicationError(f"{doing}: {lost}")
 
     @property
-    def others(self) -> set[int]:
+    def others(self) -> list[int]:
         """All ranks but this one."""
-        return {*range(self.post.size)} - {self.post.rank}
-
-    def tell_others(self, kind: str, **facts: Any) -> None:
-        """Send a note to all others."""
-        for rank in sorted(self.others):
-            self.tell(rank, kind, **facts)
+        return [rank for rank in range(self.post.size) if rank != self.post.rank]
 
     def is_over(self) -> bool:
-        """Return True if all have told "close", and nothing of this rank is under way."""
-        return self.others <= self.closed and not self._sent
+        """Return True if nobody answers any more, and nothing of this rank is under way.
+
+        A rank that has told "close" asks no more. It tells "over" when all others have: there is
+        nothing left to answer, so a model that was asked for is never behind the last note.
+        """
+        if not self._has_told_over and self._closing.issuperset(self.others):
+            self._has_told_over = True
+            for rank in self.others:
+                self.tell(rank, "over")
+        return self.closed.issuperset(self.others) and not self._sent

@@ -9,6 +9,7 @@ of fractions, which round nothing.
 from dataclasses import dataclass
 from fractions import Fraction
 from math import sqrt
+from operator import add
 
 import numpy
 
@@ -47,22 +48,7 @@ class FieldMoments:
         return cls(size, size * whole, size * whole**2, Fraction(float(squares)))
 
     def __add__(self, other: "FieldMoments") -> "FieldMoments":
-        pairs = zip(self._sums(), other._sums())
-        return FieldMoments(*(mine + its for mine, its in pairs))
-
-    def _sums(self) -> tuple:
-        return self.values, self.means, self.mean_squares, self.squares, self.not_finite
-
-    def stored(self) -> list[str]:
-        """Return it as JSON can hold it."""
-        return [str(value) for value in self._sums()]
-
-    @classmethod
-    def from_stored(cls, stored: list[str]) -> "FieldMoments":
-        """Return what stored() wrote. Errors: ValueError, TypeError."""
-        values, means, mean_squares, squares, not_finite = stored
-        sums = Fraction(means), Fraction(mean_squares), Fraction(squares)
-        return cls(int(values), *sums, int(not_finite))
+        return FieldMoments(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def mean(self) -> float:
@@ -103,9 +89,14 @@ def added(moments: Moments, more: Moments) -> Moments:
 
 def to_stored(moments: Moments) -> dict[str, list[str]]:
     """Return moments as JSON can hold them."""
-    return {name: each.stored() for name, each in moments.items()}
+    return {name: [str(value) for value in vars(moments[name]).values()] for name in moments}
 
 
 def from_stored(stored: dict[str, list[str]]) -> Moments:
-    """Return what to_stored() wrote."""
-    return {name: FieldMoments.from_stored(each) for name, each in stored.items()}
+    """Return what to_stored() wrote. Errors: ValueError, TypeError, AttributeError."""
+    kinds = int, Fraction, Fraction, Fraction, int
+    found = {}
+    for name, texts in stored.items():
+        pairs = zip(kinds, texts, strict=True)
+        found[name] = FieldMoments(*(kind(text) for kind, text in pairs))
+    return found

@@ -8,11 +8,12 @@ from ..comm.mpi.post import Post
 from ..errors import ConfigurationError
 from ..nn.module import Module
 from .buffers import USUALLY, WHEN_FULL
-from .coupled import OF_BUFFERS, Coupled
-from .sides import Sides
+from .coupled import Coupled
+from .sides import Options, Sides
 
 ON_LOSS = ("raise", "go_on")
 PREDICT_ON = ("solver", "trainer")
+_ALIKE = ("buffer", "buffer_bytes", "when_full", "seed")  # on all trainers
 
 
 def coupled(
@@ -76,40 +77,42 @@ def coupled(
     ConfigurationError
         On all ranks.
     """
-    post = Post(comm)
     options = dict(locals())
-    del options["post"], options["comm"]
-    if buffer in USUALLY and when_full is None:
-        options["when_full"] = USUALLY[buffer]
-    told = post.parent.allgather((_problem(options, post), _facts(options)))
-    found = [problem for problem, _ in told]
-    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(found) if problem]
-    asked = [facts["trainers"] for _, facts in told]
-    if not problems and len(set(asked)) > 1:
-        problems = [f"trainers = {asked} on ranks 0 ... {post.size - 1}; wanted the same on all"]
-    if not problems:
-        problems = _differences([facts for _, facts in told], trainers or post.size)
-    if problems:
+    return opened(options.pop("comm"), options)
+
+
+def opened(comm: Any, given: dict[str, Any], problem: str | None = None) -> Coupled:
+    """Return what coupled() does for these options.
+
+    problem   what this rank has found wrong itself, in words: all refuse it
+    """
+    post, trainers = Post(comm), given["trainers"]
+    if given["when_full"] is None:
+        given = {**given, "when_full": USUALLY.get(str(given["buffer"]))}
+    problem = problem or _problem(given, post)
+    facts = {} if problem else {name: given[name] for name in ("trainers", *_ALIKE)}
+    told = post.parent.allgather((problem, facts))
+    numbered = enumerate(problem for problem, _ in told)
+    found = [f"rank {rank}: {problem}" for rank, problem in numbered if problem]
+    found = found or _differences([facts for _, facts in told], trainers or post.size)
+    if found:
         post.close()
-        raise ConfigurationError(f"coupled(): {problems[0]}")
-    return Coupled(post, Sides(post.rank, post.size, trainers), options)
-
-
-def _facts(options: dict) -> dict[str, Any]:
-    """Return what is alike on all trainers, beside the number of them."""
-    return {name: options[name] for name in ("trainers", *OF_BUFFERS)}
+        raise ConfigurationError(f"coupled(): {found[0]}")
+    return Coupled(post, Sides.of(post.rank, post.size, trainers), Options(**given))
 
 
 def _differences(facts: list[dict], num_trainers: int) -> list[str]:
-    of_trainers = facts[-num_trainers:]
+    """Return what should be the same on all ranks, or on those that train, and is not."""
+    asked = [("trainers", facts, f"ranks 0 ... {len(facts) - 1}")]
+    asked += [(name, facts[-num_trainers:], "the trainers") for name in _ALIKE]
     return [
-        f"{name} = {[each[name] for each in of_trainers]} on the trainers; wanted the same on all"
-        for name in of_trainers[0]
-        if any(each[name] != of_trainers[0][name] for each in of_trainers)
+        f"{name} = {[each[name] for each in some]} on {where}; wanted the same on all"
+        for name, some, where in asked
+        if len({each[name] for each in some}) > 1
     ]
 
 
-def _problem(options: dict, post: Post) -> str | None:
+def _problem(options: dict[str, Any], post: Post) -> str | None:
     """Return what is wrong on this rank, in words; None: nothing."""
     trainers, size = options["trainers"], post.size
     if trainers is not None and not (is_integer(trainers) and 0 < trainers < size):

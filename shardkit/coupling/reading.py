@@ -15,10 +15,11 @@ import numpy
 
 from ..data.samples import STREAM
 from ..errors import CommunicationError, ShardingError, StopVoted
+from .desk import EMPTY
 from .moments import Moments, added, from_stored, moments_of, to_stored
-from .order import PutOrder
+from .predicting import WaitingSolvers
 from .receiving import Receiver
-from .waiting import WaitingSolvers
+from .sides import PutOrder
 
 GO, LATER = "go", "later"  # what a trainer has to say of its samples
 OVER, ABSENT = "over", "absent"
@@ -92,11 +93,12 @@ class Reading:
         """Return {sample: number}, once all have theirs."""
         while True:
             numbers = {sample: self._number(sample) for sample in samples}
-            mine = self._mine([n for n in numbers.values() if n is not None])
+            mine = self._sides.at_home(n for n in numbers.values() if n is not None)
             is_over = None in numbers.values()
             status, why = self._status(sorted(mine), is_over, waits, first=samples[0])
             ends = self._receiver.ends.ends
-            own = {"status": status, "why": why, "ends": ends, "form": self._form_text()}
+            form = None if self._receiver.form is None else str(self._receiver.form)
+            own = {"status": status, "why": why, "ends": ends, "form": form}
             told = [facts for facts, _ in self._meet("have", **own)]
             for facts in told:
                 self.order = self.order.after(facts["ends"])
@@ -116,23 +118,13 @@ class Reading:
         if len(forms) > 1:  # no trainer has heard of both by now
             both = " and ".join(sorted(forms))
             raise ShardingError(f"solver ranks put {both}; wanted the same on all")
-        for facts in told:
-            if facts["status"] == OVER:
-                self.ended_by = self.ended_by or facts["why"]
-        if any(facts["status"] == OVER for facts in told):
+        over = [facts["why"] for facts in told if facts["status"] == OVER]
+        if over:
+            self.ended_by = self.ended_by or next(filter(None, over), None)
             raise StopVoted(STREAM)
 
-    def _form_text(self) -> str | None:
-        form = self._receiver.form
-        return None if form is None else str(form)
-
     def _number(self, sample: int) -> int | None:
-        return self.order.number(sample) if self._receiver.is_ordered else sample
-
-    def _mine(self, numbers) -> list[int]:
-        """Return those whose home is this trainer."""
-        place = self._sides.trainers.index(self._sides.rank)
-        return [number for number in numbers if number % self._sides.num_trainers == place]
+        return self.order.number(sample) if self._receiver.options.is_ordered else sample
 
     def _status(
         self, mine: list[int], is_over: bool, waits: bool, *, first: int
@@ -170,25 +162,24 @@ class Reading:
         if problem is not None:
             return REFUSED, problem
         is_over = receiver.is_complete
-        if is_over and receiver.settings.buffer == "reservoir":
+        if is_over and receiver.options.buffer == "reservoir":
             return OVER, None
         if receiver.form is not None and receiver.buffer.can_serve(mine):
             return GO, None
-        if receiver.is_ordered and not all(map(receiver.ends.has, mine)):
+        if receiver.options.is_ordered and not all(map(receiver.ends.has, mine)):
             return ABSENT, None
         return (OVER, None) if is_over else None
 
     def _exchange(self, wants, numbers: dict[int, int]) -> dict[str, numpy.ndarray]:
-        receiver, trainers = self._receiver, self._sides.trainers
-        form = receiver.form
+        form = self._receiver.form
         assert form is not None
         asked = [[numbers[sample] for sample in want.tolist()] for want in wants]
-        told = self._give(asked, sorted(self._mine(set(numbers.values()))))
-        own = numpy.array(asked[trainers.index(self._sides.rank)], numpy.int64)
+        told = self._give(asked, sorted(self._sides.at_home({*numbers.values()})))
+        own = numpy.array(asked[self._sides.place], numpy.int64)
         records = numpy.empty((len(own), form.record_bytes), numpy.uint8)
         moments = self._moments[-1][1]
         for place, (facts, body) in enumerate(told):
-            records[own % len(trainers) == place] = body.reshape(-1, form.record_bytes)
+            records[own % len(told) == place] = body.reshape(-1, form.record_bytes)
             moments = added(moments, from_stored(facts["moments"]))
         self._moments.append((max(numbers) + 1, moments))
         return form.read(records)
@@ -204,8 +195,8 @@ class Reading:
         fields = receiver.form.read(records[slots], stamps=False)
         moments = to_stored(moments_of(fields))
         for rank, of_rank in zip(self._sides.trainers, asked):
-            body = records[[place[number] for number in self._mine(of_rank)]].reshape(-1)
-            receiver.tell(rank, "give", body, moments=moments)
+            wanted = [place[number] for number in self._sides.at_home(of_rank)]
+            receiver.attendant.tell([rank], "give", records[wanted].reshape(-1), moments=moments)
         with receiver.attendant.lock:
             receiver.buffer.done(slots)
         return self._heard("give")
@@ -215,10 +206,9 @@ class Reading:
     def _note(self, kind: str, source: int, facts: dict[str, Any], body: numpy.ndarray) -> None:
         self._told[kind, source].append((facts, body))
 
-    def _meet(self, kind: str, body: Any = None, **facts: Any) -> list[Told]:
+    def _meet(self, kind: str, body: Any = EMPTY, **facts: Any) -> list[Told]:
         """Send it to all trainers; return what all have sent, in their order."""
-        for rank in self._sides.trainers:
-            self._receiver.tell(rank, kind, body, **facts)
+        self._receiver.attendant.tell(self._sides.trainers, kind, body, **facts)
         return self._heard(kind)
 
     def _heard(self, kind: str) -> list[Told]:

@@ -7,26 +7,12 @@ On ranks that only train a thread does it, so that no solver waits for a step; o
 too, their own calls do.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
 from ..comm.mpi.post import Posted
 from .attendant import Attendant
 from .buffers import OrderedBuffer, SampleBuffer, open_buffer
 from .desk import RECORD_TAG, NoteDesk
-from .order import PutOrder
 from .records import RecordForm, header_of
-from .sides import Sides
-
-
-@dataclass(frozen=True)
-class BufferSettings:
-    """Options of coupled() for the memory of a trainer."""
-
-    buffer: str
-    buffer_bytes: int
-    when_full: str | None
-    seed: int
+from .sides import Options, PutOrder, Sides
 
 
 class Receiver:
@@ -41,9 +27,9 @@ class Receiver:
         The number of puts with which the solver ranks began.
     """
 
-    def __init__(self, desk: NoteDesk, sides: Sides, settings: BufferSettings):
+    def __init__(self, desk: NoteDesk, sides: Sides, options: Options):
         self.desk, self.sides = desk, sides
-        self.settings = settings
+        self.options = options
         self.attendant = Attendant(desk, self._turn, self._awaited)
         self.form: RecordForm | None = None
         self.first_put = 0
@@ -68,14 +54,9 @@ class Receiver:
         return self._buffer
 
     @property
-    def is_ordered(self) -> bool:
-        """True if each sample is a certain put."""
-        return self.settings.buffer == "once" and self.settings.when_full == "wait"
-
-    @property
     def is_complete(self) -> bool:
         """True once all that the solver ranks have sent to this trainer is here."""
-        return self.ends.has_ended and self.has_all(self._sent)
+        return not self.unended and self.has_all(self._sent)
 
     def has_all(self, sent: dict[int, int]) -> bool:
         """Return True if so many records of each rank are here."""
@@ -96,11 +77,6 @@ class Receiver:
 
     # ---- doing -----------------------------------------------------------------------------------
 
-    def tell(self, to: int, kind: str, body: Any = None, **facts: Any) -> None:
-        """Send a note."""
-        with self.attendant.lock:
-            self.desk.tell(to, kind, *(() if body is None else (body,)), **facts)
-
     def _turn(self) -> bool:
         """Take what has come; return True if there was something. With the lock held."""
         heard = self.desk.hear()
@@ -119,7 +95,7 @@ class Receiver:
             slot = None if self._buffer is None else self._buffer.slot()
             if slot is None:
                 raise BufferError(
-                    f"the buffer of {self.settings.buffer_bytes:,} bytes is full; train on "
+                    f"the buffer of {self.options.buffer_bytes:,} bytes is full; train on "
                     "batches() before the next put(), or set when_full"
                 )
             self.buffer.records[slot] = record
@@ -142,14 +118,13 @@ class Receiver:
         if posted is not None:
             self._coming = posted, slot
         elif slot is not None:  # its rank was lost just now
-            self.buffer.release([slot])
+            self.buffer.release(slot)
         return posted is not None
 
     def _is_ready(self) -> bool:
         """Return True if a record may come."""
-        if self._is_discarding:
-            return True
-        return self._buffer is not None and (not self.is_ordered or self._find_next())
+        is_open = self._buffer is not None and (not self.options.is_ordered or self._find_next())
+        return self._is_discarding or is_open
 
     def _take(self) -> bool:
         """Keep the record that was coming; return False if it is not all here."""
@@ -160,35 +135,33 @@ class Receiver:
         self._coming = None
         if posted.has_failed:  # what lies there is no record
             if slot is not None:
-                self.buffer.release([slot])
+                self.buffer.release(slot)
             return True
         self._received[posted.source] += 1
         number = int(header_of(posted.array)["number"])
-        self._next_number = max(self._next_number, number + self.sides.num_trainers)
+        self._next_number = max(self._next_number, number + len(self.sides.trainers))
         if slot is not None:
             self.buffer.keep(slot)
         return True
 
     def _awaited(self) -> str:
         """Return what a trainer waits for, where that is one rank's put."""
-        source = self._next_source()
-        if source is None:
-            return ""
-        return f"; put {self._next_number // len(self.sides.solvers)} of rank {source} is the next"
+        put, rank = self.sides.put_of(self._next_number)
+        return "" if self._next_source() is None else f"; put {put} of rank {rank} is the next"
 
     def _find_next(self) -> bool:
         """Go on to the next number that is put; return False if its ranks have all ended."""
         for _ in self.sides.solvers:  # after so many numbers the same ranks follow
             if self.ends.has(self._next_number):
                 return True
-            self._next_number += self.sides.num_trainers
+            self._next_number += len(self.sides.trainers)
         return False
 
     def _next_source(self) -> int | None:
         """Return the rank whose record is the next in order; None: of any rank."""
-        if not self.is_ordered or self._is_discarding:
+        if not self.options.is_ordered or self._is_discarding:
             return None
-        return self.sides.solvers[self._next_number % len(self.sides.solvers)]
+        return self.sides.put_of(self._next_number)[1]
 
     # ---- notes -----------------------------------------------------------------------------------
 
@@ -205,52 +178,47 @@ class Receiver:
 
     def _open(self):
         assert self.form is not None
-        settings, record_bytes = self.settings, self.form.record_bytes
-        place = self.sides.trainers.index(self.sides.rank)
-        first, step = self.first_put * len(self.sides.solvers), self.sides.num_trainers
-        self._next_number = first + (place - first) % step
+        options, record_bytes = self.options, self.form.record_bytes
+        first = self.first_put * len(self.sides.solvers)
+        self._next_number = first + (self.sides.place - first) % len(self.sides.trainers)
         self._buffer = open_buffer(
-            settings.buffer, settings.when_full, settings.buffer_bytes, record_bytes, settings.seed
+            options.buffer, options.when_full, options.buffer_bytes, record_bytes, options.seed
         )
         if self._buffer is None:
             self._refuse(
-                f"buffer_bytes = {settings.buffer_bytes:,} has no room for records of "
+                f"buffer_bytes = {options.buffer_bytes:,} has no room for records of "
                 f"{record_bytes:,} bytes; wanted at least two of them"
             )
 
     def _refuse(self, why: str):
         """Let all that read or put raise it."""
         self.error, self._is_discarding = why, True
-        for rank in self.sides.solvers:
-            self.desk.tell(rank, "refuse", why=why)
+        self.attendant.tell(self.sides.solvers, "refuse", why=why)
 
     def _note_end(self, source, facts, body):
-        place = self.sides.solvers.index(source)
-        ends = [None] * len(self.sides.solvers)
-        ends[place] = facts["puts"]
-        self.ends = self.ends.after(ends)
+        self.ends = self.ends.after(
+            facts["puts"] if rank == source else None for rank in self.sides.solvers
+        )
         self._sent[source] = facts["sent"]
 
     def problem_of(self, numbers) -> str | None:
         """Return why these samples, of this trainer, can never be read; None: they can."""
         if self.error is not None:
             return self.error
-        if self._buffer is None or not numbers or self.settings.buffer == "reservoir":
+        if self._buffer is None or not numbers or self.options.buffer == "reservoir":
             return None
         capacity = len(self._buffer.records)
         if len(numbers) > capacity:
             return (
                 f"a batch needs {len(numbers)} samples of this trainer, its buffer holds "
-                f"{capacity}; set buffer_bytes to {len(numbers) * self._record_bytes:,} or more"
+                f"{capacity}; set buffer_bytes to "
+                f"{len(numbers) * self._buffer.records.shape[1]:,} or more"
             )
-        first = self.first_put * len(self.sides.solvers)
-        if isinstance(self._buffer, OrderedBuffer) and min(numbers) < first:
+        first, (put, _) = min(numbers), self.sides.put_of(min(numbers))
+        if isinstance(self._buffer, OrderedBuffer) and put < self.first_put:
             return (
-                f"sample {min(numbers)} is asked for, the solver began with {first}: start it "
-                f"with first_put = {min(numbers) // len(self.sides.solvers)} or less"
+                f"sample {first} is asked for, the solver began with "
+                f"{self.first_put * len(self.sides.solvers)}: start it with first_put = {put} or "
+                "less"
             )
         return None
-
-    @property
-    def _record_bytes(self) -> int:
-        return self.buffer.records.shape[1]

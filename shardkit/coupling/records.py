@@ -5,7 +5,8 @@
 
 import json
 from dataclasses import dataclass
-from math import prod
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy
@@ -14,105 +15,91 @@ from ..errors import ShapeError
 
 ALIGNMENT = 64
 HEADER = numpy.dtype([("number", "<i8"), ("time", "<f8"), ("weight", "<f8")])
-STAMPS = ("time", "weight")  # names that a record has beside its fields
+STAMPS = {"time": 8, "weight": 16}  # what a record has beside its fields, and its byte
 _KINDS = "biufc"
 
 
 @dataclass(frozen=True)
-class PutField:
-    """An array of every record."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self):
-        return f"{self.name} {numpy.dtype(self.dtype)} {list(self.shape)}"
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its values."""
-        return prod(self.shape) * numpy.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
 class RecordForm:
-    """The fields of all records of a coupling, in the order of their names."""
+    """The fields of all records of a coupling: (name, dtype, shape) of each, in order of names."""
 
-    fields: tuple[PutField, ...]
+    fields: tuple[tuple[str, str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, arrays: dict[str, Any]) -> "RecordForm":
         """Return the form of these arrays. Errors: ShapeError on what is no array of numbers."""
-        return cls(tuple(_field(name, arrays[name]) for name in sorted(arrays)))
+        found = {name: numpy.asarray(arrays[name]) for name in sorted(arrays)}
+        for name, array in found.items():
+            if name in STAMPS or array.dtype.kind not in _KINDS or not array.size:
+                raise ShapeError(
+                    f"put({name} = {array.dtype} {list(array.shape)}); wanted an array of numbers "
+                    f"that is not empty, of another name than {' and '.join(STAMPS)}"
+                )
+        fields = ((name, each.dtype.str, each.shape) for name, each in found.items())
+        return cls(tuple(fields))
 
     @classmethod
     def from_text(cls, text: str) -> "RecordForm":
         """Return the form that text() wrote."""
-        fields = []
-        for name, shape, dtype in json.loads(text):
-            fields.append(PutField(name, tuple(shape), dtype))
-        return cls(tuple(fields))
+        fields = json.loads(text)
+        return cls(tuple((name, dtype, tuple(shape)) for name, dtype, shape in fields))
 
     def text(self) -> str:
         """Return it as JSON."""
-        return json.dumps([[field.name, field.shape, field.dtype] for field in self.fields])
+        return json.dumps(self.fields)
+
+    @cached_property
+    def _layout(self) -> numpy.dtype:
+        """A record as NumPy has it: where its stamps and fields lie."""
+        kinds = [numpy.dtype((dtype, shape)) for _, dtype, shape in self.fields]
+        units = [-(-kind.itemsize // ALIGNMENT) for kind in kinds]
+        starts = [ALIGNMENT * unit for unit in accumulate(units, initial=1)]
+        return numpy.dtype(
+            {
+                "names": [*STAMPS, *(name for name, _, _ in self.fields)],
+                "formats": [*(HEADER[name] for name in STAMPS), *kinds],
+                "offsets": [*STAMPS.values(), *starts[:-1]],
+                "itemsize": starts[-1],
+            }
+        )
 
     @property
     def record_bytes(self) -> int:
         """Bytes of a record."""
-        return self._starts()[-1]
-
-    def _starts(self) -> list[int]:
-        """Return where each field begins, and where the record ends."""
-        starts = [ALIGNMENT]
-        for field in self.fields:
-            num_units = -(-field.num_bytes // ALIGNMENT)
-            starts.append(starts[-1] + num_units * ALIGNMENT)
-        return starts
+        return self._layout.itemsize
 
     def write(self, record, arrays: dict[str, Any], number: int, time: float, weight: float):
         """Copy fields and stamps into a record, [record_bytes] uint8.
 
         Errors: ShapeError if the arrays have another form.
         """
-        if arrays.keys() != {field.name for field in self.fields}:
+        if arrays.keys() != {name for name, _, _ in self.fields}:
             raise ShapeError(f"put({', '.join(sorted(arrays))}); the first put was {self}")
-        for field, start in zip(self.fields, self._starts()):
-            values = numpy.asarray(arrays[field.name])
-            if values.shape != field.shape or values.dtype.str != field.dtype:
+        places = record.view(self._layout)
+        for name, dtype, shape in self.fields:
+            values = numpy.asarray(arrays[name])
+            if values.shape != shape or values.dtype.str != dtype:
                 raise ShapeError(
-                    f"put({field.name} = {values.dtype} {list(values.shape)}); the first put was "
+                    f"put({name} = {values.dtype} {list(values.shape)}); the first put was "
                     f"{self}, and all are alike"
                 )
-            place = record[start : start + field.num_bytes].view(field.dtype)
-            numpy.copyto(place.reshape(field.shape), values)
+            numpy.copyto(places[name], values)  # [1, *shape]
         record[: HEADER.itemsize].view(HEADER)[0] = number, time, weight
 
     def read(self, records, *, stamps: bool = True) -> dict[str, numpy.ndarray]:
         """Return the fields and stamps of records [n, record_bytes]: {name: [n, *shape]}, fresh."""
-        arrays = {}
-        for field, start in zip(self.fields, self._starts()):
-            part = numpy.ascontiguousarray(records[:, start : start + field.num_bytes])
-            arrays[field.name] = part.view(field.dtype).reshape(-1, *field.shape)
-        heads = header_of(records)
-        return arrays | ({name: heads[name].copy() for name in STAMPS} if stamps else {})
+        places = numpy.ascontiguousarray(records).view(self._layout)[:, 0]
+        names = self._layout.names or ()
+        return {name: places[name].copy() for name in names if stamps or name not in STAMPS}
 
     def __str__(self):
-        return ", ".join(map(str, self.fields))
+        texts = []
+        for name, dtype, shape in self.fields:
+            texts.append(f"{name} {numpy.dtype(dtype)} {list(shape)}")
+        return ", ".join(texts)
 
 
 def header_of(records) -> numpy.ndarray:
     """Return the headers of records [..., record_bytes], [...] of HEADER."""
     heads = numpy.ascontiguousarray(records[..., : HEADER.itemsize])
     return heads.view(HEADER)[..., 0]
-
-
-def _field(name: str, values) -> PutField:
-    array = numpy.asarray(values)
-    if name in STAMPS or array.dtype.kind not in _KINDS or not array.size:
-        raise ShapeError(
-            f"put({name} = {array.dtype} {list(array.shape)}); wanted an array of numbers that is "
-            f"not empty, of another name than {' and '.join(STAMPS)}"
-        )
-    return PutField(name, array.shape, array.dtype.str)

@@ -6,9 +6,7 @@ A record is free again when the trainer has begun to take it, so what is under w
 than the pool, however small the records are.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -19,7 +17,7 @@ from ..files.notes import tell
 from .attendant import Attendant
 from .desk import RECORD_TAG, NoteDesk
 from .records import RecordForm
-from .sides import Sides
+from .sides import Options, Sides
 
 
 class Pool:
@@ -27,12 +25,12 @@ class Pool:
 
     def __init__(self, num_records: int, record_bytes: int):
         self._free = [numpy.zeros(record_bytes, numpy.uint8) for _ in range(num_records)]
-        self._under_way: deque[Posted] = deque()
+        self._under_way: list[Posted] = []
 
-    def take(self) -> numpy.ndarray | None:
-        """Return a free record; None: all are under way."""
+    def take(self) -> list[numpy.ndarray]:
+        """Return a free record, if not all are under way."""
         self.collect()
-        return self._free.pop() if self._free else None
+        return [self._free.pop()] if self._free else []
 
     def send(self, record, post, to: int) -> None:
         """Begin to send a record, which comes back when it has been taken."""
@@ -44,23 +42,10 @@ class Pool:
 
     def collect(self) -> bool:
         """Take back what has been taken; return True if nothing is under way."""
-        still: deque[Posted] = deque()
-        for posted in self._under_way:
-            if posted.is_done():
-                self._free.append(posted.array)
-            else:
-                still.append(posted)
-        self._under_way = still
-        return not still
-
-
-@dataclass(frozen=True)
-class SolverSettings:
-    """Options of coupled() for a solver rank."""
-
-    first_put: int
-    in_flight: int
-    on_loss: str
+        done = [posted for posted in self._under_way if posted.is_done()]
+        self._free += [posted.array for posted in done]
+        self._under_way = [posted for posted in self._under_way if posted not in done]
+        return not self._under_way
 
 
 class SolverSide:
@@ -78,26 +63,21 @@ class SolverSide:
         self,
         desk: NoteDesk,
         sides: Sides,
-        settings: SolverSettings,
+        options: Options,
         deliver: Callable[[numpy.ndarray], None] | None,
     ):
-        self.num_puts, self.num_unwanted = settings.first_put, 0
+        self.num_puts, self.num_unwanted = options.first_put, 0
         self.steered: dict[str, Any] = {}
         self.is_training = True
         self.desk, self.sides = desk, sides
         self.attendant = Attendant(desk, desk.hear)
-        self._settings, self._deliver = settings, deliver
+        self._options, self._deliver = options, deliver
         self._form: RecordForm | None = None
         self._pool: Pool | None = None
-        self._sent = [0] * sides.num_trainers
+        self._sent = [0] * len(sides.trainers)
         self._refusal: str | None = None
         self._has_finished = self._has_raised = False
         desk.listen(steer=self._note_steer, stop=self._note_stop, refuse=self._note_refusal)
-
-    @property
-    def is_alone(self) -> bool:
-        """True if it trains too, and puts into its own buffer."""
-        return self._deliver is not None
 
     # ---- putting ---------------------------------------------------------------------------------
 
@@ -111,8 +91,7 @@ class SolverSide:
         self.listen()
         if self._form is None:
             self._begin(fields)
-        assert self._form is not None and self._pool is not None
-        record = self._record() if self.is_training else None
+        record = self._record()
         if record is None:
             self.num_unwanted += 1
         else:
@@ -121,24 +100,24 @@ class SolverSide:
 
     def _begin(self, fields):
         self._form = RecordForm.of(fields)
-        for trainer in self.sides.trainers:
-            facts = {"form": self._form.text(), "first_put": self._settings.first_put}
-            self.desk.tell(trainer, "form", **facts)
-        num_records = 1 if self._deliver is not None else self._settings.in_flight
+        facts = {"form": self._form.text(), "first_put": self._options.first_put}
+        self.attendant.tell(self.sides.trainers, "form", **facts)
+        num_records = 1 if self.sides.is_shared else self._options.in_flight
         self._pool = Pool(num_records, self._form.record_bytes)
 
     def _record(self):
         """Return a free record, once there is one; None: the trainers are gone."""
+        found: list[numpy.ndarray] = []
         pool = self._pool
         assert pool is not None
-        found: list[numpy.ndarray] = []
 
         def is_there() -> bool:
-            record = pool.take()
-            found.extend([] if record is None else [record])
+            if self.is_training and not self._refusal:
+                found.extend(pool.take())
             return bool(found or self._refusal or not self.is_training)
 
-        self.wait(is_there, f"put() number {self.num_puts + 1}")
+        self._wait(is_there, f"put() number {self.num_puts + 1}")
+        self.raise_refusal()
         return found[0] if found else None
 
     def _send(self, record, fields, time: float, weight: float):
@@ -151,7 +130,7 @@ class SolverSide:
         except BaseException:
             self._pool.give_back(record)
             raise
-        home = number % self.sides.num_trainers
+        home = self.sides.home(number)
         self._sent[home] += 1
         if self._deliver is None:
             self._pool.send(record, self.desk.post, self.sides.trainers[home])
@@ -167,8 +146,7 @@ class SolverSide:
         if pool is not None and self.is_training:
             over = lambda: pool.collect() or not self.is_training  # noqa: E731
             self._wait(over, "finish()")
-        for trainer, sent in zip(self.sides.trainers, self._sent):
-            self.desk.tell(trainer, "ends", puts=self.num_puts, sent=sent)
+        self._tell_puts("ends")
         if not self._has_raised:
             self.raise_refusal()
 
@@ -177,8 +155,11 @@ class SolverSide:
 
         call   of predict()
         """
+        self._tell_puts("waits", call=call)
+
+    def _tell_puts(self, kind: str, **facts: Any) -> None:
         for trainer, sent in zip(self.sides.trainers, self._sent):
-            self.desk.tell(trainer, "waits", call=call, puts=self.num_puts, sent=sent)
+            self.desk.tell(trainer, kind, puts=self.num_puts, sent=sent, **facts)
 
     # ---- listening -------------------------------------------------------------------------------
 
@@ -189,14 +170,6 @@ class SolverSide:
         self.raise_refusal()
         if self.is_training:
             self._unless_lost(lambda: self.desk.check(self.sides.trainers, "a solver rank"))
-
-    def wait(self, until: Callable[[], bool], doing: str) -> None:
-        """Listen until this is true, or trainers are gone and it is to go on without them.
-
-        Errors: CommunicationError if they are lost, ShardingError on what they refuse.
-        """
-        self._wait(until, doing)
-        self.raise_refusal()
 
     def _wait(self, until: Callable[[], bool], doing: str) -> None:
         trainers = self.sides.trainers
@@ -213,7 +186,7 @@ class SolverSide:
         try:
             call()
         except CommunicationError as error:
-            if self._settings.on_loss == "raise":
+            if self._options.on_loss == "raise":
                 raise
             self.is_training = False
             tell(f"the solver goes on without a training: {error}")

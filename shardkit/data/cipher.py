@@ -27,12 +27,12 @@ def encipher(numbers, sizes, keys) -> numpy.ndarray:
 
     numbers [n] uint64, each below its size; sizes [n] or one integer; keys [n] or [1] uint64
     """
-    return _walk(numbers, sizes, keys, _enciphered)
+    return _walk(numbers, sizes, keys, 1)
 
 
 def decipher(numbers, sizes, keys) -> numpy.ndarray:
     """Return the numbers that encipher() permutes to these."""
-    return _walk(numbers, sizes, keys, _deciphered)
+    return _walk(numbers, sizes, keys, -1)
 
 
 def tables(sizes, keys) -> list[numpy.ndarray]:
@@ -74,7 +74,7 @@ def _mixed(bits):
     return bits ^ (bits >> 31)
 
 
-def _walk(numbers, sizes, keys, cipher):
+def _walk(numbers, sizes, keys, direction):
     """Apply the cipher until each result is below its size.
 
     numbers [n]; sizes [n] or one integer; keys [n] or [1]
@@ -85,26 +85,21 @@ def _walk(numbers, sizes, keys, cipher):
         ends = [*begins[1:], len(numbers)]
         return numpy.concatenate(
             [
-                _walk_alike(numbers[begin:end], sizes[begin:][:1], keys[begin:][:1], cipher)
+                _walked(numbers[begin:end], sizes[begin:][:1], keys[begin:][:1], direction)
                 for begin, end in zip(begins, ends)
             ]
         )
-    left_sizes, right_sizes = _halves(sizes)
-    found = cipher(numbers, left_sizes, right_sizes, keys)
+    return _walked(numbers, sizes, keys, direction)
+
+
+def _walked(numbers, sizes, keys, direction):
+    """Do so for sizes and keys [n], or with less arithmetic for one of all, [1]."""
+    parts = [sizes, *_halves(sizes), keys]
+    found = _ciphered(numbers, *parts[1:], direction)
     (out,) = numpy.nonzero(found >= sizes)
     while len(out):
-        found[out] = cipher(found[out], left_sizes[out], right_sizes[out], keys[out])
-        out = out[found[out] >= sizes[out]]
-    return found
-
-
-def _walk_alike(numbers, size, key, cipher):
-    """Do the same for numbers of one size [1] and one key [1]: less arithmetic for each."""
-    left, right = _halves(size)
-    found = cipher(numbers, left, right, key)
-    (out,) = numpy.nonzero(found >= size)
-    while len(out):
-        found[out] = cipher(found[out], left, right, key)
+        size, *own = (part[out] if len(part) == len(found) else part for part in parts)
+        found[out] = _ciphered(found[out], *own, direction)
         out = out[found[out] >= size]
     return found
 
@@ -121,25 +116,18 @@ def _half_sizes(size: int) -> tuple[int, int]:
     return left, -(-size // left)
 
 
-def _rounds(keys):
-    return [(number % 2, subkeys(keys, number)) for number in range(_NUM_ROUNDS)]
-
-
-def _enciphered(numbers, left_sizes, right_sizes, keys):
+def _ciphered(numbers, left_sizes, right_sizes, keys, direction):
+    """Return numbers after all rounds; direction: -1 takes them back."""
     right, left = numpy.divmod(numbers, left_sizes)
-    for is_right, key in _rounds(keys):
-        if is_right:
-            right = (right + _mixed(left + key) % right_sizes) % right_sizes
+    for number in range(_NUM_ROUNDS)[::direction]:
+        key = subkeys(keys, number)
+        if number % 2:
+            right = _turned(right, _mixed(left + key), right_sizes, direction)
         else:
-            left = (left + _mixed(right + key) % left_sizes) % left_sizes
+            left = _turned(left, _mixed(right + key), left_sizes, direction)
     return left + right * left_sizes
 
 
-def _deciphered(numbers, left_sizes, right_sizes, keys):
-    right, left = numpy.divmod(numbers, left_sizes)
-    for is_right, key in reversed(_rounds(keys)):
-        if is_right:
-            right = (right + right_sizes - _mixed(left + key) % right_sizes) % right_sizes
-        else:
-            left = (left + left_sizes - _mixed(right + key) % left_sizes) % left_sizes
-    return left + right * left_sizes
+def _turned(half, hashes, sizes, direction):
+    steps = hashes % sizes
+    return (half + (steps if direction > 0 else sizes - steps)) % sizes

@@ -315,13 +315,9 @@ def _megatron_index(path: Path):
             path,
         )
     dtype = numpy.dtype(_DTYPES[code])
-    parts = {
-        "sizes": ("<i4", count),
-        "pointers": ("<i8", count),
-        "documents": ("<i8", num_documents),
-    }
+    parts = ("sizes", "<i4", count), ("pointers", "<i8", count), ("documents", "<i8", num_documents)
     arrays, at = {}, _HEAD_BYTES
-    for field, (kind, length) in parts.items():
+    for field, kind, length in parts:
         arrays[field] = loaded(path, kind, at, (length,), field=field, error=CorpusError)
         at += length * numpy.dtype(kind).itemsize
     _check_index(path, dtype, **arrays)

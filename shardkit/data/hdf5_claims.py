@@ -67,8 +67,9 @@ class _Claims:
 
     def _check_dtype(self, dtype: numpy.dtype) -> None:
         members = [dtype] if dtype.names is None else [dtype[name] for name in dtype.names]
-        if dtype.hasobject or not any(map(is_plain, members)):
-            self._refuse(f"is of dtype {dtype!s:.100}; wanted numbers")
+        is_known = any(is_plain(each) or each.kind == "S" for each in members)
+        if dtype.hasobject or not is_known:
+            self._refuse(f"is of dtype {dtype!s:.100}; wanted numbers or texts")
 
     def _check_whole(self) -> None:
         if self._num_bytes > self._dataset.id.get_storage_size():

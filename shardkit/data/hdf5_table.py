@@ -8,7 +8,6 @@
 The library keeps the chunks that it has uncompressed for as long as an order may come back to them.
 """
 
-import re
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -27,7 +26,6 @@ from .mapped import FileMap, MappedRows
 from .table import NumberTable
 from .virtual_rows import VirtualRows, shape_read
 
-_INDEX = re.compile(r"axis\d+", re.ASCII)  # of pandas; in its tables the member "index"
 _CACHED_CHUNKS = 8
 _MOST_CACHE_BYTES = 1 << 28
 _WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
@@ -161,15 +159,12 @@ def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
     rows, shape, dtype = dataset.shape[0], dataset.shape[1:], dataset.dtype
     if dtype.names is None:
         is_number = is_plain(dtype) and 0 not in shape
-        is_index = _INDEX.fullmatch(name.rpartition("/")[2]) is not None
-        return [(Field(name, rows, shape, dtype if is_number else None, is_index), None)]
+        return [(Field(name, rows, shape, dtype if is_number else None), None)]
     if dtype.hasobject or 0 in shape:
         return [(Field(name, rows, shape, None), None)]
     numbers = [member for member in dtype.names if is_plain(dtype[member])]
-    return [
-        (Field(f"{name}.{member}", rows, shape, dtype[member], member == "index"), member)
-        for member in numbers
-    ]
+    fields = [Field(f"{name}.{member}", rows, shape, dtype[member]) for member in numbers]
+    return [*zip(fields, numbers)]
 
 
 def _cache_bytes(path: Path) -> int:

@@ -56,7 +56,7 @@ class Mixture(Samples):
     def reads_parts(self):
         return all(source.reads_parts for source in self.sources)
 
-    def read(self, numbers, positions=None, part=None):
+    def read(self, numbers, draw=None, part=None):
         """Return x, y of these samples, in their order."""
         numbers = numpy.asarray(numbers)
         which = numpy.searchsorted(self._stops, numbers, side="right")
@@ -66,8 +66,8 @@ class Mixture(Samples):
             if len(rows):
                 start = int(self._stops[index - 1]) if index else 0
                 own = (numbers[rows] - start) % len(source)
-                at = None if positions is None else positions[rows]
-                found.append((rows, read(own, at, part)))
+                its = None if draw is None else draw.named("mixture").of(rows)
+                found.append((rows, read(own, its, part)))
         return tuple(_interleaved(len(numbers), found, which) for which in range(2))
 
     def fingerprint(self):

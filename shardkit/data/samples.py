@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy
 
+from ..arguments import require
+from ..array.random import key_of
 from ..layout.part import SamplePart
+from .draw import Draw
 
 TRAINING = "training"  # the parts that the data of a run is split into
 VALIDATION = "validation"
@@ -32,6 +35,7 @@ class Samples(ABC):
     """
 
     run_length: int = 1
+    is_numbered: bool = True  # False of a stream, which is read once, in its order
 
     @abstractmethod
     def __len__(self) -> int:
@@ -64,11 +68,9 @@ class Samples(ABC):
         -----
         One thread calls at a time.
 
-        What is drawn at random, as for augmentation, must depend on the arguments alone. By number
-        it is the same in each epoch, so a read that takes `positions=None` too is told in training
-        where in the stream of the run each sample stands: [n] int64 from 0, no two alike, the same
-        on every mesh and after a restart; position // len is the epoch. None: for validation,
-        predictions and figures, for which nothing is drawn.
+        What is drawn at random must depend on the arguments alone. A read that takes `draw=None`
+        too is given a Draw in training: random numbers for each sample, new in each epoch, the same
+        on every mesh and after a restart. None: for validation, predictions and figures.
 
         Where ranks share each sample, a read that takes `part=None` too is told a SamplePart, the
         part of each that this rank wants: it reads those rows alone, part.span(length), and returns
@@ -93,47 +95,79 @@ class Samples(ABC):
         """
         return "part" in taken_by(self.read)
 
+    def selected(self, ranges: Any) -> "Samples":
+        """Return some of these samples, such as those that are not held out.
+
+        Parameters
+        ----------
+        ranges
+            Of their numbers (split.py).
+        """
+        return Selected(self, ranges)
+
 
 class SamplesOf(Samples):
     """What is made of the samples of another source, and reads parts as far as that does."""
 
     def __init__(self, source: Samples):
-        self._read = reader_of(source)
-        self._source = source
-        self.run_length = source.run_length
+        self._read, self.source = reader_of(source), source
+        self.run_length, self.is_numbered = source.run_length, source.is_numbered
 
     def __len__(self):
-        return len(self._source)
+        return len(self.source)
 
     @property
     def reads_parts(self):
-        return self._source.reads_parts
+        return self.source.reads_parts
 
     def fingerprint(self):
-        return self._source.fingerprint()
+        return self.source.fingerprint()
+
+
+class Selected(SamplesOf):
+    """Some of the samples of a source, such as those that are not held out."""
+
+    def __init__(self, source: Samples, ranges: Any):
+        super().__init__(source)
+        self.ranges = ranges
+
+    def __len__(self):
+        return len(self.ranges)
+
+    def read(self, numbers, draw=None, part=None):
+        """Return x, y of the samples of these numbers in the selection."""
+        return self._read(self.ranges.numbers(numbers), draw, part)
+
+    def fingerprint(self):
+        """Return a hash of the whole and of the ranges."""
+        ranges = numpy.stack([self.ranges.starts, self.ranges.stops]).tobytes().hex()
+        return f"{key_of(self.source.fingerprint(), ranges):016x}"
 
 
 def taken_by(read: Callable[..., Any]) -> set[str]:
-    """Return what a read() takes beside numbers: of "positions" and "part"."""
+    """Return what a read() takes beside numbers: of "draw" and "part". Positions are refused."""
     try:
         parameters = list(inspect.signature(read).parameters.values())
     except (TypeError, ValueError):  # of a read that is not written in Python
         parameters = []
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return {"positions", "part"}
-    return {each.name for each in parameters} & {"positions", "part"}
+        return {"draw", "part"}
+    names = {each.name for each in parameters}
+    wanted = "draw=None in its place, whose draw.positions they are"
+    require("positions" not in names, "positions", f"{read} takes them", wanted)
+    return names & {"draw", "part"}
 
 
 def reader_of(samples: Samples) -> Callable[..., tuple]:
-    """Return (numbers, positions=None, part=None) -> x, y: its read(), told what it takes.
+    """Return (numbers, draw=None, part=None) -> x, y: its read(), told what it takes.
 
     Where it takes no part, what it reads whole is cut.
     """
     read: Callable[..., tuple] = samples.read
     taken = taken_by(read)
 
-    def found(numbers, positions=None, part: SamplePart | None = None) -> tuple:
-        told: dict[str, Any] = {"positions": positions}
+    def found(numbers, draw: Draw | None = None, part: SamplePart | None = None) -> tuple:
+        told: dict[str, Any] = {"draw": draw}
         if part is not None:
             told["part"] = part
         x, y = read(numbers, **{name: told[name] for name in taken & told.keys()})

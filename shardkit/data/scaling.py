@@ -53,6 +53,8 @@ class Scaling:
         center, scale = self._along(values.ndim)
         return values * scale + center
 
+    predicted = invert
+
     def of(self, values: Any) -> "Scaling":
         """Return the scaling of the columns that are in an array or slab: a slab may cut them."""
         if not isinstance(values, Rows) or values.dim != self.axis % values.ndim:

@@ -15,7 +15,6 @@ import numpy
 
 from ..array.random import key_of, uniform
 from ..errors import CorpusError
-from .samples import Samples, SamplesOf
 
 _MOST_STRETCHES = 1024
 _FEWEST_RUNS = 4  # held out as whole runs; fewer would miss the percentage
@@ -39,27 +38,6 @@ class Ranges:
         ends = numpy.cumsum(self.stops - self.starts)
         which = numpy.searchsorted(ends, positions, side="right")
         return self.stops[which] - (ends[which] - positions)
-
-
-class Selected(SamplesOf):
-    """Some of the samples of a source, such as those that are not held out."""
-
-    def __init__(self, whole: Samples, ranges: Ranges):
-        super().__init__(whole)
-        self.whole = whole
-        self.ranges = ranges
-
-    def __len__(self):
-        return len(self.ranges)
-
-    def read(self, numbers, positions=None, part=None):
-        """Return x, y of the samples of these numbers in the selection."""
-        return self._read(self.ranges.numbers(numbers), positions, part)
-
-    def fingerprint(self):
-        """Return a hash of the whole and of the ranges."""
-        ranges = numpy.stack([self.ranges.starts, self.ranges.stops]).tobytes().hex()
-        return f"{key_of(self.whole.fingerprint(), ranges):016x}"
 
 
 def split_rows(num_rows: int, percent: float, run_length: int = 1) -> tuple[Ranges, Ranges]:

@@ -12,7 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
+from ..arguments import require
+from ..array.random import key_of
 from ..layout.part import SamplePart
+from ..tree import leaves
+from .draw import Draw
 from .order import EpochOrder
 from .position import Position
 from .samples import Samples, reader_of
@@ -45,6 +49,7 @@ class Stream:
     ):
         self.waited_seconds = 0.0
         self.samples, self._samples_at = samples, reader_of(samples)
+        self._key = key_of(seed, "draw", purpose)
         self._order = EpochOrder(len(samples), seed, purpose, samples.run_length)
         self.position = Position(0, 0, global_batch, len(samples))
         self._first = first
@@ -82,7 +87,10 @@ class Stream:
         first = self.position.of_step(step) + self._first
         positions = numpy.arange(first, first + self._count, dtype=numpy.int64)
         numbers = self._order.numbers(first, self._count)
-        return self._samples_at(numbers, positions, self._sample_part)
+        x, y = self._samples_at(numbers, Draw(self._key, positions), self._sample_part)
+        found = {len(leaf) for leaf in leaves((x, y))}
+        require(found == {self._count}, "samples read", found, f"{self._count}, as many as numbers")
+        return x, y
 
     def close(self) -> None:
         """Let the thread end, and wait for it. Afterwards nothing can be read."""

@@ -16,7 +16,7 @@ import numpy
 
 from ..array import kernels
 from ..errors import ConfigurationError, InputError
-from ..files.reading import size_of
+from ..files.reading import first_twin, size_of
 from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
 from .columns import Columns, RowBand, chosen
@@ -24,6 +24,7 @@ from .contents import Contents, stamp_of
 from .hdf5_table import HDF5Table
 from .raw.csv import CSVGroups
 from .raw.encodings import ColumnEncoder
+from .raw.frames import frame_of
 from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
 from .raw.samples import EncodedRows
 from .samples import Samples
@@ -31,13 +32,8 @@ from .table import GroupedTable, Table
 
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
 Asked: TypeAlias = tuple[Columns | RowBand, ...]
-KINDS = {
-    ".npy": ArrayTable,
-    ".npz": ArrayTable,
-    ".h5": HDF5Table,
-    ".hdf5": HDF5Table,
-    ".hdf": HDF5Table,
-}
+KINDS: dict[str, Any] = {".npy": ArrayTable, ".npz": ArrayTable}
+KINDS |= dict.fromkeys((".h5", ".hdf5", ".hdf"), HDF5Table)
 _COMPRESSED = ("", ".gz", ".bz2", ".xz")
 _CSV = tuple(f"{kind}{how}" for kind in (".csv", ".tsv", ".txt") for how in _COMPRESSED)
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")
@@ -68,6 +64,9 @@ def _opened(path: Path, dialect: dict) -> Table:
     if not size_of(path):
         raise InputError(f"{path} is empty; wanted rows of numbers", path)
     kind: Any = KINDS.get(path.suffix.lower())
+    frame = frame_of(path) if kind is HDF5Table else None
+    if frame is not None:
+        return GroupedTable(path, FrameGroups(frame, (path,)))
     return kind(path) if kind else GroupedTable(path, _groups(path, dialect))
 
 
@@ -174,6 +173,9 @@ class TableSamples(Samples):
                     f"{path}: {first.name} has {first.rows} rows, but {part.field.name} has "
                     f"{part.field.rows}; wanted as many of each"
                 )
+        twice = first_twin(self.target_names)
+        if twice is not None:
+            raise ConfigurationError(f"{path}: {twice} is a target twice; take one out")
         widths = sum(part.width for part in self.targets), sum(p.width for p in self.weights)
         if self._classes and widths[0] != 1:
             raise ConfigurationError(

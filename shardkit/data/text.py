@@ -12,15 +12,8 @@ VOCABULARY_SIZE = 256  # a token is a byte
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HEAD_BYTES = 1024  # that tell a file of another kind from text
 _CHECKED_BYTES = 1 << 20  # at the beginning of a file
-_SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "encodings",
-}  # a hundred tables, most of them nearly copies of each other
+# encodings: a hundred tables, most of them nearly copies of each other
+_SKIPPED_FOLDERS = "test tests idle_test site-packages dist-packages __pycache__ encodings".split()
 
 
 def find_files(paths) -> list[Path]:

@@ -135,13 +135,8 @@ class JSONTokenizer(Tokenizer):
         """Return the token numbers [n] of each text, and the characters [n, 2] that each is of."""
         with _of_tokenizer(self.name):
             found = self._library.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            (
-                numpy.array(one.ids, numpy.int64),
-                numpy.array(one.offsets, numpy.int64).reshape(-1, 2),
-            )
-            for one in found
-        ]
+        places = (numpy.array(one.offsets, numpy.int64).reshape(-1, 2) for one in found)
+        return [(numpy.array(one.ids, numpy.int64), at) for one, at in zip(found, places)]
 
     def decode(self, numbers):
         """Return the text, special tokens included."""
@@ -213,13 +208,19 @@ def _of_tokenizer(where: str):
         raise InputError(f"{where} is no tokenizer that can be used: {error}", where) from None
 
 
-def _of_library(content: bytes, where: str):
+def library_for(what: str):
+    """Return the library tokenizers. Errors: ConfigurationError if it is missing."""
     try:
         import tokenizers
     except ImportError:
         raise ConfigurationError(
-            f"{where} needs the library tokenizers: pip install 'shardkit[tokenizers]'"
+            f"{what} needs the library tokenizers: pip install 'shardkit[tokenizers]'"
         ) from None
+    return tokenizers
+
+
+def _of_library(content: bytes, where: str):
+    tokenizers = library_for(where)
     about = parsed_json(content, where).get("model")
     dropout = wanted(about, dict, where, "model").get("dropout")
     if dropout:

@@ -48,10 +48,7 @@ class ByWindow:
         self._epochs = epochs
         self._at_once = max(_ROWS_AT_ONCE // width, 1)
         self._epoch: tuple[int, Any] = -1, None  # the last that was asked for
-        self._known: tuple[int, list[Any]] = (
-            -1,
-            [],
-        )  # number of the first window, and each with its tables
+        self._known: tuple[int, list[Any]] = -1, []  # number of the first; each with its tables
         self._asked = 0  # the last position that was asked for
         self._found = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 

@@ -1,7 +1,7 @@
 """Many trainings side by side, on groups of the ranks of one job, and what they say together.
 
 ensemble    sk.Ensemble: run, predict
-desk, post  which group trains which trial, and the messages about it
+desk        which group trains which trial, and the messages about it
 group       what a group of ranks does
 record      sweep.h5: settings, results and curves
 space       settings that are tried; comparing, asking: who goes on, by our rules or by Optuna

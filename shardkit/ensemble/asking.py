@@ -79,7 +79,7 @@ class Study:
             live.report(trial.loss, step)
         if trial.loss is None or live.should_prune():
             return replace(trial, status=STOPPED)
-        return replace(trial, sources=[*trial.sources, [step, trial.number]])
+        return trial.passed(step, trial.number)
 
     def _tell(self, trial: Trial) -> None:
         """Tell Optuna how a trial ended, once."""

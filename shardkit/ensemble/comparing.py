@@ -46,7 +46,7 @@ class Halving:
         for step in self.steps:
             if self._is_made(step, trials):
                 continue
-            if any(_is_before(step, trial) for trial in trials):
+            if any(trial.status == WAITING and trial.step < step for trial in trials):
                 break
             trials = self._compared(step, trials)
         return trials
@@ -54,44 +54,25 @@ class Halving:
     def _is_made(self, step: int, trials: list[Trial]) -> bool:
         """Return True if none waits at this step or before it."""
         waiting = (trial for trial in trials if trial.status == WAITING)
-        return all(_has_passed(step, trial) for trial in waiting)
+        return all(trial.source_at(step) is not None for trial in waiting)
 
     def _compared(self, step: int, trials: list[Trial]) -> list[Trial]:
-        kept, others = _parted(trials, self.share)
-        passed = {trial.number: _passing(step, trial, trial.number) for trial in kept}
-        passed |= self._of_others(step, kept, others)
-        return [passed.get(trial.number, trial) for trial in trials]
+        waiting = (trial for trial in trials if trial.status == WAITING)
+        ranked = sorted(waiting, key=lambda trial: trial.rank)
+        kept = ranked[: max(1, ceil(self.share * len(ranked) - 1e-9))]
+        after = {trial.number: trial.passed(step, trial.number) for trial in kept}
+        for place, trial in enumerate(ranked[len(kept) :]):
+            better = kept[place % len(kept)]
+            after[trial.number] = self._worse(step, trial, better)
+        return [after.get(trial.number, trial) for trial in trials]
 
-    def _of_others(self, step: int, kept: list[Trial], others: list[Trial]) -> dict[int, Trial]:
-        return {trial.number: replace(trial, status=STOPPED) for trial in others}
+    def _worse(self, step: int, trial: Trial, better: Trial) -> Trial:
+        return replace(trial, status=STOPPED)
 
 
 @dataclass(frozen=True)
 class Exchange(Halving):
     """All go on: each of the worse with the state of one of the better, in their order."""
 
-    def _of_others(self, step: int, kept: list[Trial], others: list[Trial]) -> dict[int, Trial]:
-        return {
-            trial.number: _passing(step, trial, kept[place % len(kept)].number)
-            for place, trial in enumerate(others)
-        }
-
-
-def _passing(step: int, trial: Trial, source: int) -> Trial:
-    """Return the trial after a comparison, from which it goes on with the state of `source`."""
-    return replace(trial, sources=[*trial.sources, [step, source]])
-
-
-def _has_passed(step: int, trial: Trial) -> bool:
-    return trial.source_at(step) is not None
-
-
-def _is_before(step: int, trial: Trial) -> bool:
-    return trial.status == WAITING and trial.step < step
-
-
-def _parted(trials: list[Trial], share: float) -> tuple[list[Trial], list[Trial]]:
-    """Return the best of those that wait, and the others, each from the lowest loss on."""
-    waiting = sorted((trial for trial in trials if trial.status == WAITING), key=lambda t: t.rank)
-    num_kept = max(1, ceil(share * len(waiting) - 1e-9))
-    return waiting[:num_kept], waiting[num_kept:]
+    def _worse(self, step: int, trial: Trial, better: Trial) -> Trial:
+        return trial.passed(step, better.number)

@@ -7,19 +7,29 @@ The leader of group 0 has the desk and trains too: it looks at its lines after e
 another group waits for an order as long as one of these steps takes. No rank is there for the desk
 alone. One rank writes the file and asks Optuna; a shared counter would not do: which trial comes
 next depends on what others have come to.
+
+A message of a line is two: the number of its bytes, and its bytes. Who waits looks again and again,
+so no call lasts longer than it takes, and no limit of time ends a long wait.
 """
 
+import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy
+
+from ..comm.backend import CommunicationBackend
+from ..comm.operations import Handle
 from ..files.notes import tell
 from ..parallel.model.callback import Callback
 from .comparing import Judge
-from .post import Line
 from .record import SweepRecord
 from .trials import FAILED, WAITING, Assignment, Report, Trial
 
+_SIZE, _CONTENT = 1, 2  # tags
+_PAUSE_SECONDS = 0.001
 END = None  # in the place of an order: the ensemble is over, or was told to stop
 
 
@@ -117,6 +127,46 @@ class Book:
         self._record.write(self._folder)
 
 
+class Line:
+    """One end of the line between this leader and another."""
+
+    def __init__(self, leaders: CommunicationBackend, other: int):
+        self._leaders, self._other = leaders, other
+        self._size = numpy.zeros(1, numpy.int64)
+        self._coming: Handle | None = None
+        self._sent: list[tuple[Handle, numpy.ndarray]] = []
+
+    def send(self, message: Any) -> None:
+        """Begin to send a message."""
+        content = numpy.frombuffer(pickle.dumps(message), numpy.uint8)
+        size = numpy.array([content.size], numpy.int64)
+        for array, tag in ((size, _SIZE), (content, _CONTENT)):
+            self._sent.append((self._leaders.isend(array, self._other, tag), array))
+
+    def look(self) -> Iterator[Any]:
+        """Yield the next message, if it is here."""
+        self._sent = [(handle, array) for handle, array in self._sent if not handle.test()]
+        if self._coming is None:
+            self._coming = self._leaders.irecv(self._size, self._other, _SIZE)
+        if self._coming.test():
+            self._coming = None
+            content = numpy.empty(int(self._size[0]), numpy.uint8)
+            self._leaders.receive(content, self._other, _CONTENT)
+            yield pickle.loads(content.tobytes())
+
+    def part(self) -> None:
+        """Wait for the last message of the other end, to which nothing is sent any more."""
+        while not any(True for _ in self.look()):
+            time.sleep(_PAUSE_SECONDS)
+        self.close()
+
+    def close(self) -> None:
+        """Wait until what was sent has arrived."""
+        for handle, _ in self._sent:
+            handle.wait()
+        self._sent = []
+
+
 class LeaderDesk(Callback):
     """The desk of the leader of group 0, which is a callback of its own trainings.
 
@@ -148,8 +198,8 @@ class LeaderDesk(Callback):
         self._book.write()
         return tuple(self._book.trials), self._book.is_complete
 
-    def _serve(self) -> None:
-        """Hear all groups, and give orders to those that wait."""
+    def _serve(self, *_: Any) -> None:
+        """Hear all groups, and give orders to those that wait; between two steps of a training."""
         for group, line in self._lines.items():
             for report in line.look() if group in self._open else ():
                 self._take(group, report)
@@ -157,6 +207,8 @@ class LeaderDesk(Callback):
             order = self._book.next_order()
             if order is not END or self._may_end(group):
                 self._give(group, order)
+
+    after_step = after_report = after_validation = after_checkpoint = cast(Any, _serve)
 
     def _may_end(self, group: int) -> bool:
         """Return True where nothing is left to do, for the own group once the others have left."""
@@ -174,19 +226,3 @@ class LeaderDesk(Callback):
         self._lines[group].send(order)
         if order is END:
             self._open.discard(group)
-
-    def after_step(self, step, loss):
-        """Look at the lines between two steps."""
-        self._serve()
-
-    def after_report(self, step, values):
-        """Look at the lines after a report."""
-        self._serve()
-
-    def after_validation(self, step, values):
-        """Look at the lines after a validation."""
-        self._serve()
-
-    def after_checkpoint(self, step, folder):
-        """Look at the lines after a checkpoint."""
-        self._serve()

@@ -34,14 +34,19 @@ from ..train.agreement import SAME_SETTINGS, facts_of_place
 from ..train.keeping import KeptFolder
 from ..train.training import Training
 from .asking import Study
-from .checks import check_common, check_groups, check_same, check_trial, first_trials, sweep_of
-from .comparing import Exchange, Halving, Judge
-from .desk import Book, LeaderDesk
+from .comparing import Exchange, Halving
+from .desk import Book, LeaderDesk, Line
 from .group import TrialGroup
-from .post import Line
 from .prediction import predict
 from .record import SweepRecord, read_record
-from .settings import SweepSettings
+from .settings import (
+    check_common,
+    check_groups,
+    check_same,
+    check_trial,
+    first_trials,
+    sweep_of,
+)
 from .space import Space, storable
 from .trials import FAILED, FINISHED, WAITING, Trial
 
@@ -192,7 +197,8 @@ class Ensemble:
         sweep, folder = self._sweep, Path(self._sweep.folder)
         first = len(self._first)
         if sweep.sampler is None and sweep.pruner is None:
-            return Book(folder, record, _rule(sweep), first)
+            rule = Exchange if sweep.exchange else Halving
+            return Book(folder, record, rule(sweep.compare_at, sweep.keep), first)
         assert self._space is not None  # first_trials() has asked for one
         study = Study(sweep, self._space, record.trials)
         total = first if sweep.sampler is None else sweep.trials or 0
@@ -206,8 +212,9 @@ class Ensemble:
         found = read_record(Path(sweep.folder)) or SweepRecord(about, [], {})
         check_same(found, about, self._first, sweep)
         trials = found.trials + self._first[len(found.trials) :]
-        if sweep.retry:
-            trials = [_again(trial) if trial.status == FAILED else trial for trial in trials]
+        for trial in trials if sweep.retry else ():
+            if trial.status == FAILED:
+                trials[trial.number] = replace(trial, status=WAITING, error="")
         return replace(found, trials=trials)
 
     # ---- afterwards ------------------------------------------------------------------------------
@@ -286,11 +293,3 @@ def _training_of(make: Callable[..., Any], settings: dict[str, Any], **place: An
             "with the folder, backend and callbacks that it was given"
         )
     return training
-
-
-def _rule(sweep: SweepSettings) -> Judge:
-    return (Exchange if sweep.exchange else Halving)(sweep.compare_at, sweep.keep)
-
-
-def _again(trial: Trial) -> Trial:
-    return replace(trial, status=WAITING, error="")

@@ -21,13 +21,12 @@ from ..comm.failure.signals import StopRequest, StopSignals
 from ..errors import CommunicationError, ConfigurationError, PeerError, ShardkitError
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
-from ..parallel.step.shortage import come_in_time
+from ..parallel.step.shortage import hear_all
 from ..train.folder import stored_places
 from ..train.log import curves_of, read_metrics
-from .checks import check_run
-from .desk import END, LeaderDesk
-from .post import Line
+from .desk import END, LeaderDesk, Line
 from .record import trial_folder
+from .settings import check_run
 from .trials import Assignment, Report, Trial
 
 _LOSS = "validation_loss"
@@ -143,7 +142,8 @@ class TrialGroup:
 
         Errors: those after which ranks are no longer in step, and what is no Exception.
         """
-        fault, report = None, Report(order.trial.number)
+        fault = caught = None
+        report = Report(order.trial.number)
         ranks = self.backend.split(0)
         assert ranks is not None
         place = TrialPlace(order, self.folder, self.signals)
@@ -152,11 +152,10 @@ class TrialGroup:
         except Exception as error:
             if isinstance(error, CommunicationError) and not isinstance(error, PeerError):
                 raise
-            fault = isinstance(error, PeerError), describe_error(error)
-            if not self._all_come(has_failed=True):
-                raise  # the others wait for this rank within the trial
-        else:
-            self._all_come()
+            fault, caught = (isinstance(error, PeerError), describe_error(error)), error
+        left = numpy.zeros(self.backend.world_size, numpy.uint8)
+        if not hear_all(self.backend, left, is_patient=caught is None) and caught is not None:
+            raise caught  # the others wait for this rank within the trial
         told = self.backend.all_gather_object((fault, place.model is None))
         faults = [each for each, _ in told if each is not None]
         if len(faults) in (0, ranks.world_size):  # else it is no longer known where the others are
@@ -165,21 +164,6 @@ class TrialGroup:
             ranks.close()
         return replace(report, error=min(faults)[1]) if faults else report
 
-    def _all_come(self, *, has_failed: bool = False) -> bool:
-        """Return whether all ranks of the group have left a trial; one that failed waits for the
-        others as long as it has patience.
-        """
-        ours = numpy.zeros(1, numpy.uint8)
-        theirs = numpy.zeros(self.backend.world_size, numpy.uint8)
-        others = [rank for rank in range(theirs.size) if rank != self.backend.rank]
-        handles = [self.backend.irecv(theirs[rank : rank + 1], rank) for rank in others]
-        handles += [self.backend.isend(ours, rank) for rank in others]
-        if has_failed and not come_in_time(handles):
-            return False
-        for handle in handles:
-            handle.wait()
-        return True
-
     def _trained(self, place: TrialPlace, trial: Trial, ranks: CommunicationBackend) -> Report:
         folder = trial_folder(self.folder, trial.number)
         with collectively(ranks):
@@ -187,7 +171,7 @@ class TrialGroup:
                 dict(trial.settings),
                 folder=folder,
                 backend=ranks,
-                callbacks=self._called(place),
+                callbacks=[place, *([self.leader] if isinstance(self.leader, LeaderDesk) else [])],
             )
             folder.mkdir(parents=True, exist_ok=True)
         with open(os.devnull, "w") as nowhere:  # its lines are in its own logs
@@ -195,18 +179,18 @@ class TrialGroup:
         place.check_called()
         with collectively(ranks):
             records = [] if ranks.rank else read_metrics(folder / "metrics.jsonl")
-        curves = curves_of(records).items()
+        curves = {}
+        for name, points in curves_of(records).items():
+            last_of_steps = [*dict(points).items()]
+            curves[name] = numpy.array(last_of_steps, numpy.float64)
         return Report(
             trial.number,
             result.steps,
             loss_of(records, place.has_patience),
             is_over=not result.is_interrupted,
             is_told=result.is_interrupted and not place.is_there,
-            curves={name: _as_array(points) for name, points in curves},
+            curves=curves,
         )
-
-    def _called(self, place: TrialPlace) -> list[Callback]:
-        return [place, self.leader] if isinstance(self.leader, LeaderDesk) else [place]
 
 
 def _close(model) -> None:
@@ -215,11 +199,6 @@ def _close(model) -> None:
         model.close()
     except (ShardkitError, OSError):
         model.close()
-
-
-def _as_array(points: list) -> numpy.ndarray:
-    """Return [[step, value], ...], the last value of each step."""
-    return numpy.array([*dict(points).items()], numpy.float64)
 
 
 def loss_of(records: list[dict], has_patience: bool) -> float | None:

@@ -7,22 +7,18 @@ Sums are float64 and in the order of trials, so the file is the same for any num
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
 
-from ..checkpoint.format.files import sync
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import by_first, collectively
-from ..data.hdf5 import describe, lay_out
+from ..data.hdf5 import lay_out
 from ..errors import ShardingError
-from ..files.reading import loaded
 from ..files.removing import remove_file
-from ..files.writing import fresh_file, give_name
-from ..train.prediction import check_output, write_all
+from ..train.prediction import check_output, named_when_whole, write_all
 from ..train.prediction import predict as predict_of_run
-from .record import trial_folder
+from .record import arrays_of, trial_folder
 
 _OUTPUTS = "predictions.h5"
 _PIECE_ROWS = 4096
@@ -49,7 +45,7 @@ def predict(
             for path in paths:
                 remove_file(path)
     with collectively(backend):
-        return _datasets(output)
+        return arrays_of(output)
 
 
 def _predict_each(backend, groups: int, make, folder: Path, runs: dict, data) -> None:
@@ -70,33 +66,27 @@ def _predict_each(backend, groups: int, make, folder: Path, runs: dict, data) ->
 def _combine(backend, paths: list[Path], output: Path) -> None:
     """Write mean and spread of what these files hold, each rank its rows. Collective."""
     with collectively(backend):
-        of_trials = [_datasets(path) for path in paths]
+        of_trials = [arrays_of(path) for path in paths]
         layout = _layout(of_trials)
-    temporary = by_first(backend, lambda: fresh_file(output))
     about = {"trials": len(paths)}
-    places = by_first(backend, lambda: lay_out(temporary, layout, about))
-    with collectively(backend):
-        file = os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
-        for name in of_trials[0]:
-            for first, values in _rows(backend, [each[name] for each in of_trials]):
-                for kind, rows in _statistics(values).items():
-                    row_bytes = rows[:1].nbytes
-                    place = places[f"{name}_{kind}"] + first * row_bytes
-                    write_all(file, numpy.ascontiguousarray(rows).tobytes(), place)
-        os.fsync(file)
-        os.close(file)
-    with collectively(backend):
-        if backend.rank == 0:
-            give_name(temporary, output)
-            sync(output.parent)
+    with named_when_whole(backend, output) as temporary:
+        places = by_first(backend, lambda: lay_out(temporary, layout, about))
+        with collectively(backend):
+            file = os.open(temporary, os.O_WRONLY | os.O_NOFOLLOW)
+            for name in of_trials[0]:
+                _write_rows(file, [each[name] for each in of_trials], name, places, backend)
+            os.fsync(file)
+            os.close(file)
 
 
-def _datasets(path: Path) -> dict[str, numpy.ndarray]:
-    _, found = describe(path, ())
-    return {
-        name: loaded(path, dtype, at, shape, field=name)
-        for name, (shape, dtype, at) in found.items()
-    }
+def _write_rows(file: int, of_trials: list, name: str, places: dict[str, int], backend) -> None:
+    """Write mean and spread of an output, of the rows that are this rank's."""
+    starts = range(0, len(of_trials[0]), _PIECE_ROWS)
+    for first in starts[backend.rank :: backend.world_size]:
+        pieces = [values[first : first + _PIECE_ROWS] for values in of_trials]
+        for kind, rows in _statistics(pieces).items():
+            place = places[f"{name}_{kind}"] + first * rows[:1].nbytes
+            write_all(file, numpy.ascontiguousarray(rows).tobytes(), place)
 
 
 def _layout(of_trials: list[dict[str, numpy.ndarray]]) -> dict:
@@ -116,17 +106,6 @@ def _layout(of_trials: list[dict[str, numpy.ndarray]]) -> dict:
 
 def _statistics_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return dtype if dtype.kind == "f" else numpy.dtype(numpy.float64)
-
-
-_Rows = tuple[int, list[numpy.ndarray]]
-
-
-def _rows(backend, of_trials: list[numpy.ndarray]) -> Iterator[_Rows]:
-    """Yield (first row, these rows of each trial) of the pieces of this rank."""
-    starts = range(0, len(of_trials[0]), _PIECE_ROWS)
-    for first in starts[backend.rank :: backend.world_size]:
-        rows = slice(first, first + _PIECE_ROWS)
-        yield first, [values[rows] for values in of_trials]
 
 
 def _statistics(values: list[numpy.ndarray]) -> dict[str, numpy.ndarray]:

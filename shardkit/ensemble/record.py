@@ -60,16 +60,16 @@ class SweepRecord:
 
     def _columns(self) -> dict[str, numpy.ndarray]:
         names = dict.fromkeys(name for trial in self.trials for name in trial.settings)
-        rows = {name: [trial.settings.get(name) for trial in self.trials] for name in names}
-        rows |= {"": [trial.loss for trial in self.trials]}
-        numbers = {name: values for name, values in rows.items() if any(map(is_number, values))}
-        columns = {
-            f"settings/{name}" if name else "loss": numpy.array(
-                [value if is_number(value) else numpy.nan for value in values], numpy.float64
-            )
-            for name, values in numbers.items()
+        rows = {
+            f"settings/{name}": [each.settings.get(name) for each in self.trials] for name in names
         }
-        return {**columns, "step": numpy.array([trial.step for trial in self.trials], numpy.int64)}
+        rows["loss"] = [trial.loss for trial in self.trials]
+        columns = {"step": numpy.array([trial.step for trial in self.trials], numpy.int64)}
+        for name, values in rows.items():
+            if any(map(is_number, values)):
+                numbers = [value if is_number(value) else numpy.nan for value in values]
+                columns[name] = numpy.array(numbers, numpy.float64)
+        return columns
 
     def _curves(self) -> dict[str, numpy.ndarray]:
         return {
@@ -104,12 +104,12 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _read(path: Path) -> SweepRecord:
-    _, found = describe(path, ())
+    found = arrays_of(path)
     missing = [name for name in ("state", "crc32") if name not in found]
     if missing:
         raise InputError(f"{path} is no file of an ensemble: it has no {missing[0]!r}", path)
-    content = _values(path, "state", found)
-    if _values(path, "crc32", found).tolist() != [crc32(content)]:
+    content = found["state"]
+    if found["crc32"].tolist() != [crc32(content)]:
         raise InputError(f"{path} is damaged: 'state' has another checksum; restore it", path)
     state = parsed_json(content.tobytes(), path)
     if {name: state.get(name) for name in _FORMAT} != _FORMAT:
@@ -121,27 +121,29 @@ def _read(path: Path) -> SweepRecord:
     with understood(path, "state"):
         trials = [_trial(each, number, path) for number, each in enumerate(state["trials"])]
         curves: dict[int, Curves] = {}
-        for name in found:
+        for name, points in found.items():
             if name.startswith(f"{_CURVES}/"):
                 _, number, curve = name.split("/", 2)
-                curves.setdefault(int(number), {})[curve] = _values(path, name, found)
+                curves.setdefault(int(number), {})[curve] = points
         return SweepRecord(wanted(state["about"], dict, path, "about"), trials, curves)
 
 
-def _values(path: Path, name: str, found: dict) -> numpy.ndarray:
-    shape, dtype, at = found[name]
-    if at is None:
-        raise InputError(f"{path} is damaged: {name!r} does not lie in it as it was written", path)
-    return loaded(path, dtype, at, shape, field=name)
+def arrays_of(path: Path) -> dict[str, numpy.ndarray]:
+    """Return the datasets of a file of an ensemble. Errors: InputError."""
+    arrays = {}
+    for name, (shape, dtype, at) in describe(path, ())[1].items():
+        if at is None:
+            text = f"{path} is damaged: {name!r} does not lie in it as it was written"
+            raise InputError(text, path)
+        arrays[name] = loaded(path, dtype, at, shape, field=name)
+    return arrays
 
 
 def _trial(stored: dict, number: int, path: Path) -> Trial:
     """Return a trial of the file. Errors: those of understood()."""
-    where = f"trials[{number}]"
-    for name, kind in {"settings": dict, "status": str, "losses": list, "sources": list}.items():
-        wanted(stored[name], kind, path, f"{where}.{name}")
-    for name, kinds in {"number": (int,), "step": (int,), "loss": (float, type(None))}.items():
-        wanted(stored[name], kinds, path, f"{where}.{name}")
+    kinds = {"settings": dict, "status": str, "losses": list, "sources": list}
+    for name, kind in {**kinds, "number": int, "step": int, "loss": (float, type(None))}.items():
+        wanted(stored[name], kind, path, f"trials[{number}].{name}")
     if stored["number"] != number:
         raise ValueError(f"trial {stored['number']} is in place {number}")
     return Trial(**{each.name: stored[each.name] for each in fields(Trial)})

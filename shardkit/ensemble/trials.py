@@ -45,6 +45,10 @@ class Trial:
         """Return the trial whose state this one takes at a step; None: it has its own."""
         return next((source for at, source in self.sources if at == step), None)
 
+    def passed(self, step: int, source: int) -> "Trial":
+        """Return the trial after a comparison, from which it goes on with the state of `source`."""
+        return replace(self, sources=[*self.sources, [step, source]])
+
     def after(self, report: "Report", until: int | None) -> "Trial":
         """Return the trial after a report about it.
 

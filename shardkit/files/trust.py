@@ -31,7 +31,7 @@ _SOURCE = ".py"
 LIBRARIES = (  # that shardkit imports where they are installed
     *("shardkit", "numpy", "scipy", "mpi4py", "h5py", "numba", "llvmlite", "rich", "threadpoolctl"),
     *("xxhash", "ml_dtypes", "cupy", "pyarrow", "tokenizers", "tensorboardX", "wandb", "mlflow"),
-    *("optuna",),
+    *("optuna", "argcomplete"),
 )
 
 

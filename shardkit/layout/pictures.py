@@ -7,58 +7,18 @@ Every picture is computed from the layouts, policies and meshes that training us
 nothing. Timelines of schedules are drawn by schedule/grid.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import TypeAlias
+from collections.abc import Iterable
 
+from ..svg import EMPTY, SOFT, Drawing
 from .axes import COPIES
-from .box import Box
-from .cuts import even_span
 from .flat import FlatLayout
 from .mesh_shape import MeshShape, in_words
 from .policy import POLICIES, SIZES, Kept, Policy, policy_named
 
 COLORS = ("#568ed2", "#e68a32", "#62aa6a", "#c05c6e", "#8a6fb8", "#4aa5a5", "#a88b45", "#777f8c")
-Reads: TypeAlias = tuple[int, Sequence[Sequence[int]]]
-_EMPTY = "#eeeeee"
-_CELL, _LINE = 36, 34  # of a row of a sample, of a rank
-_FONT = 'font-family="Helvetica, Arial, DejaVu Sans, sans-serif"'
 # of a policy: what it keeps, and how many numbers of each parameter (AdamW: two moments)
 _ARRAYS = {"parameters": 1, "gradients": 1, "state": 2}
 _WORDS = {"state": "optimizer state"}
-
-
-class Drawing:
-    """Rectangles and words on white; `svg` is the image of what was drawn."""
-
-    def __init__(self, width: float, height: float):
-        self.width, self.height = width, height
-        self._lines: list[str] = []
-
-    def rectangle(self, x, y, width, height, color, title="") -> None:
-        """Draw a filled rectangle; the title is shown where the pointer rests."""
-        about = f"<title>{escape(title)}</title>" if title else ""
-        self._lines.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}" '
-            f'stroke="white">{about}</rect>'
-        )
-
-    def words(self, x, y, text, *, size=12, anchor="start", color="#222", bold=False) -> None:
-        """Write a line of text; y is its base line."""
-        weight = ' font-weight="bold"' if bold else ""
-        self._lines.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" '
-            f'fill="{color}"{weight}>{escape(str(text))}</text>'
-        )
-
-    @property
-    def svg(self) -> str:
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:g}" '
-            f'height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}" {_FONT}>'
-        )
-        paper = f'<rect width="{self.width:g}" height="{self.height:g}" fill="white"/>'
-        return "\n".join([head, paper, *self._lines, "</svg>\n"])
 
 
 # ---- who keeps what ------------------------------------------------------------------------------
@@ -85,7 +45,8 @@ def draw_policies(
     num_ranks = layout.num_shards if num_ranks is None else num_ranks
     high = _HEAD + _ROW * num_ranks + _GAP
     num_rows = -(-len(names) // _COLUMNS)
-    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, layout.slots)))
+    texts = [_legend_text(slot) for slot in layout.slots]
+    width = max(_PANEL * min(len(names), _COLUMNS), sum(map(_legend_width, texts)))
     drawing = Drawing(_LEFT + width, high * num_rows + 26)
     for at, name in enumerate(names):
         row, column = divmod(at, _COLUMNS)
@@ -93,7 +54,7 @@ def draw_policies(
             _name_ranks(drawing, num_ranks, row * high + _HEAD)
         corner = _LEFT + column * _PANEL, row * high
         _draw_panel(drawing, policy_named(name), layout, num_ranks, corner)
-    _draw_legend(drawing, layout, drawing.height - 12)
+    _draw_legend(drawing, texts, _LEFT)
     return drawing.svg
 
 
@@ -106,7 +67,7 @@ def _draw_panel(drawing, policy: Policy, layout: FlatLayout, num_ranks: int, cor
     left, top = corner
     drawing.words(left, top + 20, policy.name, size=15, bold=True)
     for array, width in _ARRAYS.items():
-        drawing.words(left, top + 44, _WORDS.get(array, array), size=11, color="#555")
+        drawing.words(left, top + 44, _WORDS.get(array, array), size=11, color=SOFT)
         for rank in range(num_ranks):
             kept = _kept_part(getattr(policy, array), layout, rank)
             y = top + _HEAD + _ROW * rank
@@ -123,7 +84,7 @@ def _kept_part(kept: Kept, layout: FlatLayout, rank: int) -> tuple[int, int]:
 
 def _draw_array(drawing, layout, kept, left, top, width, rank) -> None:
     scale = width / layout.length
-    drawing.rectangle(left, top, width, _ROW - 4, _EMPTY)
+    drawing.rectangle(left, top, width, _ROW - 4, EMPTY)
     for number, slot in enumerate(layout.slots):
         start, stop = max(slot.offset, kept[0]), min(slot.stop, kept[1])
         if start < stop:
@@ -138,16 +99,15 @@ def _legend_text(slot) -> str:
     return f"{slot.name} {' x '.join(map(str, slot.shape))}"
 
 
-def _legend_width(slot) -> float:
-    return 30 + 5.8 * len(_legend_text(slot))
+def _legend_width(text: str) -> float:
+    return 30 + 5.8 * len(text)
 
 
-def _draw_legend(drawing, layout: FlatLayout, y: float) -> None:
-    x: float = _LEFT
-    for number, slot in enumerate(layout.slots):
-        drawing.rectangle(x, y - 10, 12, 12, COLORS[number % len(COLORS)])
-        drawing.words(x + 18, y, _legend_text(slot), size=11)
-        x += _legend_width(slot)
+def _draw_legend(drawing, texts: list[str], x: float) -> None:
+    for number, text in enumerate(texts):
+        drawing.rectangle(x, drawing.height - 22, 12, 12, COLORS[number % len(COLORS)])
+        drawing.words(x + 18, drawing.height - 12, text, size=11)
+        x += _legend_width(text)
 
 
 # ---- what it takes -------------------------------------------------------------------------------
@@ -170,11 +130,7 @@ def draw_memory(parameter_count: int, num_ranks: int, policies=tuple(POLICIES)) 
             drawing.rectangle(left, top, part_bytes * scale, 24, color, about)
             left += part_bytes * scale
         drawing.words(left + 8, top + 17, f"{sum(parts) / 1e6:,.1f}")
-    x = 80.0
-    for color, part in zip(COLORS, ("parameters", "gradients", "optimizer state")):
-        drawing.rectangle(x, drawing.height - 22, 12, 12, color)
-        drawing.words(x + 18, drawing.height - 12, part, size=11)
-        x += 34 + 6.2 * len(part)
+    _draw_legend(drawing, ["parameters", "gradients", "optimizer state"], 80.0)
     return drawing.svg
 
 
@@ -197,80 +153,12 @@ def draw_mesh(mesh: MeshShape) -> str:
         drawing.rectangle(x, y, 64, 38, COLORS[group % len(COLORS)], f"rank {rank}: {at}")
         drawing.words(x + 32, y + 24, f"rank {rank}", anchor="middle", color="white", bold=True)
         if row == 0:
-            drawing.words(x + 32, 52, f"tensor {at.tensor}", size=11, anchor="middle", color="#555")
+            drawing.words(x + 32, 52, f"tensor {at.tensor}", size=11, anchor="middle", color=SOFT)
         if row == at.tensor == 0:
             drawing.words(x, 24, f"pipeline {at.pipeline}", size=15, bold=True)
         if at.pipeline == at.tensor == 0:
             name = in_words({axis: at.along[axis] for axis in COPIES[::-1]}, " ", usual=0)
-            drawing.words(_LEFT + 8, y + 24, name, size=11, anchor="end", color="#555")
+            drawing.words(_LEFT + 8, y + 24, name, size=11, anchor="end", color=SOFT)
     words = "one color: one data group, which shares the parameters of one stage and slice"
-    drawing.words(_LEFT + 20, drawing.height - 10, words, size=11, color="#555")
+    drawing.words(_LEFT + 20, drawing.height - 10, words, size=11, color=SOFT)
     return drawing.svg
-
-
-# ---- how arrays are cut --------------------------------------------------------------------------
-
-_SIDE = 150
-
-
-def draw_boxes(arrays: Mapping[str, tuple[Sequence[int], Mapping[int, Box]]]) -> str:
-    """Return two-dimensional arrays side by side, each cut into the boxes that ranks hold.
-
-    arrays   {title: ((rows, columns), {rank: its box})}; a rank has one color in all of them
-    """
-    drawing = Drawing(24 + (_SIDE + 74) * len(arrays), _SIDE + 66)
-    for at, (title, (shape, boxes)) in enumerate(arrays.items()):
-        num_rows, num_columns = shape
-        left, top = 24 + (_SIDE + 74) * at, 52
-        drawing.words(left, 20, title, size=14, bold=True)
-        drawing.words(left, 40, f"{num_rows} x {num_columns}", size=11, color="#555")
-        drawing.rectangle(left, top, _SIDE, _SIDE, _EMPTY)
-        for rank, box in boxes.items():
-            (row, column), (height, width) = box.offset, box.shape
-            y = top + _SIDE * row / num_rows
-            x = left + _SIDE * column / num_columns
-            high, wide = _SIDE * height / num_rows, _SIDE * width / num_columns
-            about = f"rank {rank}: rows from {row}, {height}; columns from {column}, {width}"
-            drawing.rectangle(x, y, wide, high, COLORS[rank % len(COLORS)], about)
-            drawing.words(
-                x + wide / 2, y + high / 2 + 4, f"rank {rank}", anchor="middle", color="white"
-            )
-    return drawing.svg
-
-
-# ---- who holds which rows of a sample ------------------------------------------------------------
-
-
-def draw_slabs(layers: Mapping[str, Reads]) -> str:
-    """Return a panel for each layer: a line per rank, with its own rows of a sample, and lower
-    those that it reads of other ranks, in the color of who holds them.
-
-    layers   {title: (rows of x, [numbers of the rows that each rank reads])}
-    """
-    num_rows = max(length for length, _ in layers.values())
-    num_ranks = max(len(reads) for _, reads in layers.values())
-    high = 52 + _LINE * num_ranks
-    drawing = Drawing(100 + _CELL * num_rows, 16 + high * len(layers))
-    for at, (title, (length, reads)) in enumerate(layers.items()):
-        top = high * at
-        drawing.words(24, top + 24, title, size=14, bold=True)
-        for rank, rows in enumerate(reads):
-            y = top + 40 + _LINE * rank
-            drawing.words(24, y + 20, f"rank {rank}")
-            _draw_rows(drawing, length, len(reads), rank, rows, y)
-    return drawing.svg
-
-
-def _draw_rows(drawing, length: int, num_ranks: int, rank: int, rows, y: float) -> None:
-    for holder in range(num_ranks):
-        for row in range(*even_span(length, num_ranks, holder)):
-            is_own, x = holder == rank, 76 + _CELL * row
-            if not is_own and row not in rows:
-                continue
-            about = f"row {row}, of rank {holder}" + ("" if is_own else f", read by rank {rank}")
-            inset = 0 if is_own else 8
-            color = COLORS[holder % len(COLORS)]
-            high = _LINE - 6 - 2 * inset
-            drawing.rectangle(x, y + inset, _CELL, high, color, about)
-            if is_own:
-                drawing.words(x + _CELL / 2, y + 19, row, anchor="middle", color="white")

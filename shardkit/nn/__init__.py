@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = public_names(
         ".": "functional=ops init models ops",
         "autograd": "Tensor backward_inputs enable_grad no_grad record",
         "buffer": "Buffer",
-        "context": "ForwardContext current_context forward_context",
+        "context": "ForwardContext current_context current_objective forward_context",
         "derivative": "grad",
         "features": "InputFeatures input_features",
         "layers.activation": (
@@ -55,10 +55,12 @@ __getattr__, __dir__, __all__ = public_names(
         "loss": "BinaryCrossEntropy CrossEntropy Loss MeanSquaredError Weighted as_loss",
         "losses": (
             "BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss "
-            "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss RelativeL2Loss SmoothL1Loss"
+            "HuberLoss KLDivLoss L1Loss MSELoss NLLLoss PinballLoss RelativeL2Loss "
+            "SmoothL1Loss"
         ),
         "containers": "ModuleDict ParameterDict ParameterList",
         "module": "Module ModuleList",
+        "objectives": "Objectives",
         "parameter": "Parameter",
         "on_parts": "partwise",
         "tape": "is_grad_enabled",

@@ -15,6 +15,7 @@ from .buffer import Buffer as Buffer
 from .context import (
     ForwardContext as ForwardContext,
     current_context as current_context,
+    current_objective as current_objective,
     forward_context as forward_context,
 )
 from .derivative import grad as grad
@@ -170,6 +171,7 @@ from .losses import (
     L1Loss as L1Loss,
     MSELoss as MSELoss,
     NLLLoss as NLLLoss,
+    PinballLoss as PinballLoss,
     RelativeL2Loss as RelativeL2Loss,
     SmoothL1Loss as SmoothL1Loss,
 )
@@ -182,6 +184,7 @@ from .module import (
     Module as Module,
     ModuleList as ModuleList,
 )
+from .objectives import Objectives as Objectives
 from .parameter import Parameter as Parameter
 from .on_parts import partwise as partwise
 from .tape import is_grad_enabled as is_grad_enabled

@@ -175,6 +175,14 @@ def late_logits():
         _logits_are_late.reset(token)
 
 
+OBJECTIVE: ContextVar[str | None] = ContextVar("shardkit_objective", default=None)
+
+
+def current_objective() -> str | None:
+    """Return the name of the objective whose gradients this pass is for; None in all others."""
+    return OBJECTIVE.get()
+
+
 class Surroundings(Protocol):
     """What takes part in calls of modules: a sharded model that lends them their parameters.
 

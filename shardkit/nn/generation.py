@@ -16,13 +16,14 @@ other texts by a bit.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy
 
 from ..arguments import is_integer, is_number, require
 from ..array.backend import host_array, to_host
 from ..array.random import key_of, uniform
-from ..errors import ConfigurationError, ShapeError
+from ..errors import NonFiniteError, ShapeError
 from .autograd import no_grad
 from .context import ForwardContext, forward_context
 from .texts import TextPass, Texts
@@ -30,6 +31,7 @@ from .texts import TextPass, Texts
 POSITIONS = 1024  # of prompts that are read in one pass, if they are several
 FIRST_LOOK = 128  # among so many tokens top_p looks first
 TOGETHER = 32  # texts
+NO_TOKEN = -1  # is chosen where logits are NaN or infinite, and ends a text
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,8 @@ class Choice:
     stop: tuple[int, ...] = ()
 
     def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ConfigurationError(
-                f"generate at temperature {self.temperature}; wanted one that is not below 0"
-            )
+        warm = self.temperature
+        require(is_number(warm, at_least=0), "temperature", warm, "a number that is not below 0")
         k, p = self.top_k, self.top_p
         penalty = self.repetition_penalty
         require(k is None or is_integer(k, at_least=1), "top_k", k, "an integer, at least 1")
@@ -64,19 +64,25 @@ class Choice:
         require(is_share, "top_p", p, "a number above 0, at most 1")
         is_penalty = is_number(penalty, above=0)
         require(is_penalty, "repetition_penalty", penalty, "a number above 0; 1: none")
-        is_known = all(is_integer(token, at_least=0) for token in self.stop)
+        stop = tuple(listed("stop", self.stop, "token numbers"))
+        is_known = all(is_integer(token, at_least=0) for token in stop)
         require(is_known, "stop", self.stop, "token numbers")
+        object.__setattr__(self, "stop", stop)
 
     def token(self, logits, chance: float, text: Sequence[int] = ()) -> int:
-        """Return the token at height `chance`, in [0, 1), of the stacked probabilities.
+        """Return the token at height `chance`, in [0, 1), of the stacked probabilities; NO_TOKEN if
+        they are none.
 
         logits  [vocabulary], on the host
         text    the tokens before it
         """
         logits = self._penalized(logits.astype(numpy.float32, copy=False), text)
+        likeliest = int(logits.argmax())  # a NaN, if there is one
+        if not isfinite(logits[likeliest]):
+            return NO_TOKEN
         if self.temperature == 0:
-            return int(logits.argmax())
-        below = logits.astype(numpy.float64) - logits.max()
+            return likeliest
+        below = logits.astype(numpy.float64) - logits[likeliest]
         weights = numpy.exp(below / self.temperature)
         tokens = self._likeliest(logits, weights)
         heights = weights[tokens].cumsum()
@@ -252,7 +258,11 @@ class Writer:
         """Add a token to a text, which may end with it; forget it where the window slides."""
         row = self._rows[number]
         ends = token in self._choice.stop
-        if not ends:
+        if token == NO_TOKEN:
+            ends = True
+            self._tokens[number].append(token)
+            self._waiting.clear()  # all of them are refused
+        elif not ends:
             self._tokens[number].append(token)
             self._on_token(number, token)
             ends = self._num_new(number) == self._num_tokens
@@ -270,19 +280,37 @@ def generate(model, prompt, num_tokens: int, choice: Choice, seed: int = 0) -> n
     prompt   1-D integers, at least one
     seed     token i of the text, the prompt counted, is drawn with random number i of this seed
     returns  int64 without the prompt, num_tokens of them unless the text stops before
-    Errors: ShapeError on another prompt, ConfigurationError on a negative number.
+    Errors: ShapeError on another prompt, ConfigurationError on another number, NonFiniteError.
     """
-    prompt = checked_prompt(prompt, model.settings.vocabulary_size)
-    check_number(num_tokens)
-    return Writer(Passes(model), [prompt], num_tokens, choice, [seed]).write()[0]
+    prompts = checked_prompts([prompt], num_tokens, model.settings.vocabulary_size)
+    require(is_integer(seed), "seed", seed, "an integer")
+    (text,) = texts = Writer(Passes(model), prompts, num_tokens, choice, [seed]).write()
+    check_tokens(texts)
+    return text
 
 
-def check_number(num_tokens) -> None:
-    """Raise ConfigurationError unless this is a number of tokens to generate."""
-    if not is_integer(num_tokens) or num_tokens < 0:
-        raise ConfigurationError(
-            f"generate {num_tokens} tokens; wanted an integer that is not below 0"
-        )
+def check_tokens(texts: Sequence) -> None:
+    """Raise NonFiniteError if one of these texts came to logits that are no numbers."""
+    for number, text in enumerate(texts):
+        if NO_TOKEN in text[-1:]:
+            raise NonFiniteError(
+                f"the logits behind {len(text) - 1} new tokens of prompt {number} are NaN or "
+                "infinite; wanted numbers: try an earlier checkpoint, or shardkit inspect --verify"
+            )
+
+
+def listed(name: str, value, wanted: str) -> list:
+    """Return the items of a value. Errors: ConfigurationError if it has none, as a number."""
+    require(hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0, name, value, wanted)
+    return list(value)
+
+
+def checked_prompts(prompts, num_tokens, vocabulary_size: int) -> list[list[int]]:
+    """Return the token numbers of prompts. Errors: ShapeError, ConfigurationError."""
+    given = listed("prompts", prompts, "a list of prompts")
+    is_number_of = is_integer(num_tokens, at_least=0)
+    require(is_number_of, "num_tokens", num_tokens, "an integer that is not below 0")
+    return [checked_prompt(prompt, vocabulary_size) for prompt in given]
 
 
 def checked_prompt(prompt, vocabulary_size: int) -> list[int]:

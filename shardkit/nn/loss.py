@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from ..annotations import Shape
+from ..arguments import is_number, require
 from ..array import fresh, halves
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
@@ -268,9 +269,17 @@ class Weighted(Loss):
     def __init__(
         self, loss: Loss, *, class_weights: Any = None, has_row_weights: bool = False
     ) -> None:
-        self._loss = loss
-        self.ignore_index = loss.ignore_index
-        self._class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self._loss = as_loss(loss)
+        is_weightable = type(self._loss).weighted_total is not Loss.weighted_total
+        wanted = "a Loss with weighted_total(), as nn.MSELoss(): a function tells no items apart"
+        require(is_weightable, "the loss of Weighted", loss, wanted)
+        self.ignore_index = self._loss.ignore_index
+        given = array_of(() if class_weights is None else class_weights)
+        weights = given.tolist() if is_array(given) else given
+        is_list = isinstance(weights, (list, tuple))
+        are_weights = is_list and all(is_number(each, at_least=0) for each in weights)
+        require(are_weights, "class_weights", class_weights, "a number for each class, at least 0")
+        self._class_weights = None if class_weights is None else tuple(map(float, weights))
         self._has_row_weights = has_row_weights
 
     def total(self, prediction: Any, y: Any) -> Tensor:
@@ -321,7 +330,8 @@ class FunctionLoss(Loss):
 
     The function gets half floats as float32: what it adds up would not fit. It gets trees as they
     are, with Tensors as the leaves of the prediction and arrays as those of y. It may return a dict
-    of means: their sum is the loss, and each is noted under its name.
+    of means: their sum is the loss, and each is noted under its name. Beside it, a dict of weights,
+    numbers or Tensors, says how often a mean counts in the sum, if not once.
     """
 
     def __init__(self, function):
@@ -331,19 +341,22 @@ class FunctionLoss(Loss):
         is_one = isinstance(prediction, Tensor)
         prediction = _widened(prediction) if is_one else map_tree(_widened, prediction)
         found = self.function(prediction, y)
-        if not isinstance(found, dict):
+        if not isinstance(found, (dict, tuple)):
             return found * self.count(y)
-        return self._sum_of_parts(found, self.count(y))
+        means, weights = found if isinstance(found, tuple) else (found, {})
+        return self._sum_of_parts(means, weights, self.count(y))
 
-    def _sum_of_parts(self, means, count):
-        """Return the total of all parts, and note that of each."""
+    def _sum_of_parts(self, means, weights, count):
+        """Return the total of all parts, each times its weight, and note that of each without."""
         _check_parts(means)
+        _check_weights(weights, means)
         notes, total = _NOTES.get(), None
         for name, mean in means.items():
             part = mean * count
-            total = part if total is None else total + part
             if notes is not None:
                 notes[name] = part.array.reshape(())
+            part = part * weights[name] if name in weights else part
+            total = part if total is None else total + part
         return total
 
     def count(self, y):
@@ -361,6 +374,14 @@ def _check_parts(means: dict) -> None:
                 f"the loss returned a dict with {name!r}: {told}; wanted {{name: mean}}, a text "
                 "and a Tensor of one element each, one or more"
             )
+
+
+def _check_weights(weights: dict, means: dict) -> None:
+    for name, weight in weights.items():
+        is_one = weight.size == 1 if isinstance(weight, Tensor) else is_number(weight)
+        if name not in means or not is_one:
+            told = f"the weight of {name!r} = {weight!r:.100}, beside means of {', '.join(means)}"
+            raise ShapeError(f"the loss returned {told}; wanted one number, or a Tensor of one")
 
 
 def _widened(prediction) -> Tensor:

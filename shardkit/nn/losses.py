@@ -11,6 +11,7 @@ refused. Half floats are computed in float32.
 """
 
 import math
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -178,6 +179,43 @@ class BCEWithLogitsLoss(PointwiseLoss):
             weight = xp_of(prediction.array).asarray(self.pos_weight, target.dtype)
             soft = soft * (1 + (weight - 1) * target)
         return prediction * (1 - target) + soft
+
+
+class PinballLoss(PointwiseLoss):
+    """q (y - p) above a predicted quantile p and (1 - q) (p - y) below, the mean over all q.
+
+    The prediction is [samples, quantiles], y [samples, 1]; an item is a sample.
+
+    Parameters
+    ----------
+    quantiles
+        Which they are, each between 0 and 1, in the order of the prediction's columns.
+
+    References
+    ----------
+    Koenker, Bassett, "Regression quantiles", Econometrica 46, 1978.
+    """
+
+    def __init__(self, quantiles: Sequence[float], reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.quantiles = tuple(map(float, quantiles))
+        are_inside = self.quantiles and all(0 < quantile < 1 for quantile in self.quantiles)
+        require(bool(are_inside), "PinballLoss with quantiles", quantiles, "some of 0 < q < 1")
+
+    def items(self, prediction: Any, target: Any) -> Tensor:
+        xp = xp_of(prediction.array)
+        above = target - prediction  # [samples, quantiles]
+        weighted = above * xp.asarray(self.quantiles, prediction.dtype)
+        return (weighted + ops.relu(-above)).mean(1)
+
+    def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
+        width = len(self.quantiles)
+        fits = prediction_shape in (None, (len(y), width))
+        if not fits or y.shape != (len(y), 1):
+            raise ShapeError(
+                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted "
+                f"[samples, 1] for [samples, {width}], its quantiles"
+            )
 
 
 class KLDivLoss(PointwiseLoss):

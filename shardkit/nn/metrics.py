@@ -176,6 +176,14 @@ class MAE(_Mean):
         return numpy.abs(_difference(prediction, y))
 
 
+class Coverage(_Mean):
+    """Share of the targets [rows, 1] in the interval from the first column to the last."""
+
+    def items(self, prediction, y):
+        lowest, highest = prediction[:, :1], prediction[:, -1:]
+        return (lowest <= y) & (y <= highest)
+
+
 class R2(Metric):
     """Share of the targets' variance that is explained: 1 - squared error / squared deviation.
 

@@ -22,6 +22,7 @@ import numpy
 from ..annotations import FilePath, Shape, Tree
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
+from ..habits import named_here
 from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
 from .autograd import Tensor, no_grad
@@ -63,9 +64,9 @@ class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
     What is assigned to attributes (Parameter, Buffer, Module, ModuleList) belongs to it, in the
-    order of assignment, under the attribute's name. A subclass writes __init__ and forward; nothing
-    has to be called or registered. Attributes may have any name but those of methods that a module
-    itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
+    order of assignment, under the attribute's name. A subclass writes `__init__` and forward, and
+    need not call or register a thing. Attributes may have any name but those of methods that a
+    module is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
     `output_shape` are asked of the class, so that attributes of these names are free.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x =
@@ -459,6 +460,10 @@ def _check_attributes(tree, *, is_first):
                 continue
             if isinstance(value, _CONTAINERS):
                 _check_container(module, name, value, known)
+            elif named_here(value):
+                raise ConfigurationError(
+                    f"{type(module).__name__}.{name} is a {type(value).__name__}{named_here(value)}"
+                )
             elif is_first and isinstance(value, Tensor):
                 _check_tensor(module, name, value)
 
@@ -527,8 +532,8 @@ class ModuleList(Module):
         for index, module in enumerate(self._modules):
             if not isinstance(module, Module):
                 raise TypeError(
-                    f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted "
-                    "a Module"
+                    f"element {index} of {type(self).__name__} is {type(module).__name__}"
+                    f"{named_here(module)}; wanted a Module"
                 )
         if type(self) is ModuleList:
             record(self, (tuple(self._modules),), {})  # an iterator is empty now

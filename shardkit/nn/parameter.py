@@ -36,7 +36,7 @@ from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of, is_numbers
 from .building import count_one
-from .context import current_surroundings
+from .context import current_objective, current_surroundings
 from .init import CHUNK, Copied, Initializer, Unread
 
 
@@ -158,7 +158,8 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value):
-        if self._state is not _OWN and bool(value) != self._requires_grad:
+        is_laid_out = self._state is not _OWN and current_objective() is None
+        if is_laid_out and bool(value) != self._requires_grad:
             raise ShardingError(
                 f"requires_grad of {called(self)} cannot become {value}: it belongs to a sharded "
                 "model, whose gradients and optimizer state are laid out; set it before the model "

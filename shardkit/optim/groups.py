@@ -199,6 +199,8 @@ def check_successor(rule: Rule, other: Rule, groups: dict[str, ParameterGroup]) 
 
     groups   {name: group}, of groups_by_name
     """
+    if isinstance(other, type) or not isinstance(other, Rule):
+        raise TypeError(f"the rule is {other!r}; wanted one such as AdamW(lr=1e-3)")
     were, are = matrix_rule_of(rule), matrix_rule_of(other)
     if tuple(other.state_names) != tuple(rule.state_names) or (not were) != (not are):
         kept, wanted = (", ".join(each.state_names) or "nothing" for each in (rule, other))

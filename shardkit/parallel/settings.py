@@ -9,6 +9,7 @@ from ..array.settings import ArraySettings, check_device
 from ..comm.backend import CommunicationBackend
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
+from ..habits import named_here
 from ..optim.groups import ParameterGroup
 from ..optim.rules import RULES
 from ..refusal import check_made
@@ -26,7 +27,7 @@ def _is_rule(value) -> bool:
 
 
 def _is_loss(value) -> bool:
-    return not isinstance(value, type) and callable(value)
+    return not isinstance(value, type) and callable(value) and not named_here(value)
 
 
 @dataclass(frozen=True, kw_only=True)

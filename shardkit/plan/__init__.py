@@ -3,7 +3,7 @@
 shape        what the planner asks of a model
 model, mlp   a GPT, an MLP by their sizes: weights, how they are cut
 run          the model and the settings of a run, from its file
-software     what a program does: shardkit itself, and others to compare it with
+software     what a program does: shardkit itself, and others; programs/*.toml
 settings     which settings of a run are counted, searched for, or left out with a note
 hardware     what a cluster does per second; hardware/*.toml
 layouts      all choices of a run, and why a program would refuse them
@@ -25,12 +25,15 @@ __all__ = import_names(
         "cost": "PARTS StepCost step_cost",
         "hardware": "Cluster",
         "hardware_file": "known_clusters read_cluster",
-        "layouts": "RECOMPUTATIONS RunLayout why_not",
+        "layouts": "RunLayout why_not",
         "memory": "MemoryEstimate memory_of rank_memory",
         "mlp": "MLPShape",
         "model": "ModelShape",
         "run": "read_run",
         "search": "Candidate Search search",
-        "software": "MIXED SHARDKIT SHARDKIT_BF16 SHARDKIT_FP16 SOFTWARE Software software_named",
+        "software": (
+            "MIXED RECOMPUTATIONS SHARDKIT SHARDKIT_BF16 SHARDKIT_FP16 Software known_programs "
+            "software_named"
+        ),
     },
 )

@@ -10,7 +10,6 @@ from .hardware_file import (
     read_cluster as read_cluster,
 )
 from .layouts import (
-    RECOMPUTATIONS as RECOMPUTATIONS,
     RunLayout as RunLayout,
     why_not as why_not,
 )
@@ -29,10 +28,11 @@ from .search import (
 )
 from .software import (
     MIXED as MIXED,
+    RECOMPUTATIONS as RECOMPUTATIONS,
     SHARDKIT as SHARDKIT,
     SHARDKIT_BF16 as SHARDKIT_BF16,
     SHARDKIT_FP16 as SHARDKIT_FP16,
-    SOFTWARE as SOFTWARE,
     Software as Software,
+    known_programs as known_programs,
     software_named as software_named,
 )

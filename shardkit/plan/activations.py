@@ -33,7 +33,7 @@ class Row:
 
     elements: int
     where: str
-    item_bytes: int | None = None
+    item_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _row_bytes(
     is_cut = row.where in ("inside", "scores")
     if is_sequence_parallel:
         gathers_again = not software.splits_backward
-        is_cut = is_cut or row.where == "outside" or gathers_again
+        is_cut = is_cut or row.where == "outside" or gathers_again and row.where != "whole"
     return row.elements * (row.item_bytes or software.activation_bytes) / (tensor if is_cut else 1)
 
 
@@ -170,10 +170,11 @@ def _of_megatron(shape: ModelShape, software: Software) -> dict:
     else:  # the result, and a number per head
         kept += [Row(width, "inside"), Row(shape.heads, "inside", 4)]
     working = [Row(2 * width, "outside"), Row(largest, "inside")]
-    head = [Row(2 * width, "outside"), Row(shape.vocabulary, "inside", 4)]  # logits in float32
+    where = "inside" if software.cuts_logits else "whole"
+    head = [Row(2 * width, "outside"), Row(shape.vocabulary, where, software.logits_bytes)]
     mask = [Row(width, "outside", 1)] if software.masks_dropout else []
     return {
         "embedding": (mask, [], [Row(width, "outside")]),
         "layer": (kept, [], working),
-        "head": (head, [], [Row(shape.vocabulary, "inside")]),
+        "head": (head, [], [Row(shape.vocabulary, where)]),
     }

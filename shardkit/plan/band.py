@@ -1,37 +1,40 @@
-"""How far a prediction may be off: a band around the seconds of a step, from what similar runs took
-over what was predicted for them.
+"""How far a prediction may be off: a band around the seconds of a step, from what runs of the same
+program took over what was predicted for them.
 
-    band = band_of(layout, shape, cluster)
-    seconds * band.low, seconds * band.high        nine of ten runs of the family were in between
+    band = band_of(layout, shape, cluster, "megatron")
+    seconds * band.low, seconds * band.high        between which nine of ten runs are expected
 
-residuals.toml has a table for each family of runs. benchmarks/published/validation_page.py writes
-it from the rows that judge; VALIDATION.md says which of those were seen before. A layout with more
-devices or parameters than the largest run of its family, or on a device that none was on, gets the
-widest band.
+residuals.toml has a table for each program. benchmarks/published/validation_page.py writes it from
+the rows that may choose constants; VALIDATION.md says how many of the others lie within. A program
+that comes with shardkit and has no such rows gets the band of all programs. A layout with more
+devices or parameters than the largest run of its program, or on a device that none was on, gets one
+twice as wide, and a program that nobody measured one as wide as programs are apart.
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from .hardware import HALVES, Cluster
 from .layouts import RunLayout
 from .shape import Shape
+from .software import FLOAT8_SUFFIX, known_programs
 
 RESIDUALS = Path(__file__).with_name("residuals.toml")
-SHARDED = "data ranks alone"
-CUT = "tensor and pipeline"
 OWN = "ranks on processors"
-BEYOND = "beyond all runs"
+KNOWN = "all programs"
+BEYOND = ", beyond its runs"
+UNKNOWN = "all programs, planned as mixed"
+TUNED = "all programs, planned as tuned"
 
 
 @dataclass(frozen=True)
 class Band:
-    """The residuals of a family of runs: seconds that a step took, over those predicted.
+    """The residuals of the runs of a program: seconds that a step took, over those predicted.
 
     rows        that they come from
-    low, high   between which nine of ten lie
+    low, high   between which nine of ten runs are expected
     devices, parameters   of the largest run
     on          the names of the devices of the runs; none: any
     """
@@ -43,6 +46,11 @@ class Band:
     devices: int
     parameters: float
     on: tuple[str, ...] = ()
+
+    def beyond(self) -> "Band":
+        """Return the band of a layout unlike the runs: twice as far to both sides."""
+        low, high = self.low**2, self.high**2
+        return replace(self, family=self.family + BEYOND, low=low, high=high)
 
     def around(self, seconds: float) -> tuple[float, float]:
         """Return between which seconds a step is expected to take."""
@@ -59,20 +67,25 @@ def bands() -> dict[str, Band]:
     }
 
 
-def band_of(layout: RunLayout, shape: Shape, cluster: Cluster) -> Band:
-    """Return the residuals of runs like this one."""
+def band_of(layout: RunLayout, shape: Shape, cluster: Cluster, program: str) -> Band:
+    """Return the residuals of runs like this one, of the program of this name."""
     known = bands()
     if cluster.cores or not set(HALVES) & set(cluster.device.peak):  # without: a core
-        family = OWN
-    elif layout.mesh.replica > 1:
-        family = CUT
-    else:
-        family = SHARDED
-    band = known[family]
-    is_beyond = (
-        layout.devices > band.devices
-        or shape.parameter_count > band.parameters
-        or bool(band.on)
-        and cluster.device.name not in band.on
+        return known[OWN] if _is_within(known[OWN], layout, shape, cluster) else known[UNKNOWN]
+    name = program.removesuffix(FLOAT8_SUFFIX)
+    if name == "tuned":
+        return known[TUNED]
+    if name == "mixed" or name not in known_programs():
+        return known[UNKNOWN]
+    if name not in known:
+        return known[KNOWN]
+    band = known[name]
+    return band if _is_within(band, layout, shape, cluster) else band.beyond()
+
+
+def _is_within(band: Band, layout: RunLayout, shape: Shape, cluster: Cluster) -> bool:
+    return (
+        layout.devices <= band.devices
+        and shape.parameter_count <= band.parameters
+        and (not band.on or cluster.device.name in band.on)
     )
-    return known[BEYOND] if is_beyond else band

@@ -73,7 +73,7 @@ def step_cost(
     is_exact: bool = True,
 ) -> StepCost:
     """Return the cost of a step; is_exact replays the schedule, else the closed form is used."""
-    cluster = cluster.with_at_work(layout.devices)
+    cluster = cluster.at_work(layout.devices, software.efficiency)
     units = stage_units(shape, software, layout.num_stages, layout.tensor)
     setting = Setting(
         shape,
@@ -180,7 +180,7 @@ def _gathered_once(
         return gather
     compute = layout.micro_batches * sum(stage.compute for stage in stages)
     first = once / sum(stage.units for stage in stages)
-    return exposed_seconds(compute, gather, contention, first)
+    return exposed_seconds(compute, gather, contention, first, software.overlap)
 
 
 def _shared_cores(
@@ -235,19 +235,21 @@ def _end_of_step(
     )
     if software.overlaps_gathers and policy.parameters is WHOLE and policy.state is SHARD:
         forward = sum(stage.forward for stage in of_rank)  # the first of the next step
-        spread = exposed_seconds(forward, spread, contention, spread / units)
+        first = spread / units
+        spread = exposed_seconds(forward, spread, contention, first, software.overlap)
     if not software.overlaps_reductions:
         reduction *= layout.micro_batches if reduces_each(policy, software) else 1
     elif reduces_each(policy, software):
         reduction /= units  # of the last unit; each backward has the others
     else:  # with the backward of the last micro-batch
         backward = sum(stage.backward + stage.weight for stage in of_rank)
-        reduction = exposed_seconds(backward, reduction, contention, reduction / units)
+        last = reduction / units
+        reduction = exposed_seconds(backward, reduction, contention, last, software.overlap)
     if layout.pipeline > 1 and shape.tied:
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.copies * layout.tensor)
-        reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
+        reduction += data_seconds(cluster, software, ALL_REDUCE, table, 1, ends)
     update += collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
     return reduction + spread, update
 
@@ -285,6 +287,7 @@ def _ends_of_rank(
         spread = messages * collective_seconds(cluster, ALL_GATHER, inside.size, inside)
     elif policy.state is SHARD and policy.parameters is WHOLE:
         spread = travel(ALL_GATHER, gather_bytes)
+        spread += messages * (inside.size - 1) * software.copying_seconds
     owned = count / (sharing if policy.state is SHARD else 1)
     agreed = 1 if software.gather_bytes is None else 2  # on the norm, on the scales of casts
     update = (

@@ -15,6 +15,7 @@ from ..array.dtypes import FLOAT8
 from ..errors import ConfigurationError
 
 HALVES = ("float16", "bfloat16")
+_ALIGNED = 8  # elements of half precision in 16 bytes
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class DeviceModel:
     peak                  {dtype: floating point operations per second}
     edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by
                           (m n k)^(1/3)
+    misaligned            part of that speed that products in half precision reach whose rows are no
+                          multiple of 16 bytes, such as heads of 150
     attention             measured speeds of fused attention, for some sizes of heads; without any
                           it counts as matrix products that do not meet memory
     contention            the part of its computing that a collective beside it takes: processors,
@@ -70,6 +73,7 @@ class DeviceModel:
     edges: tuple[float, ...]
     fractions: tuple[float, ...]
     memory_fraction: float = 1.0
+    misaligned: float = 1.0
     call_seconds: float = 0.0
     attention: tuple[AttentionModel, ...] = ()
     contention: float = 0.0
@@ -111,6 +115,8 @@ class DeviceModel:
         flops = 2.0 * batch * m * n * k
         edge = (batch * m * n * k / self._quicker(dtype)) ** (1 / 3)
         speed = self.peak_of(dtype) * self.fraction(edge)
+        if dtype in HALVES and (n % _ALIGNED or k % _ALIGNED):
+            speed *= self.misaligned
         read = (m * k + k * n) * (item_bytes if operand_bytes is None else operand_bytes)
         moved = batch * (read + m * n * item_bytes)
         return max(flops / speed, self.pass_seconds(moved))
@@ -306,9 +312,9 @@ class Cluster:
         return self.devices if self.cores else 1
 
     @lru_cache(maxsize=1024)
-    def with_at_work(self, devices: int) -> "Cluster":
-        """Return the cluster with its devices as quick as they are with so many at work."""
-        slowdown = self.crowded_by(devices).slowdown
+    def at_work(self, devices: int, efficiency: float = 1.0) -> "Cluster":
+        """Return the cluster with devices as quick as with so many at work in such a program."""
+        slowdown = self.crowded_by(devices).slowdown / efficiency
         return self if slowdown == 1 else replace(self, device=self.device.slowed(slowdown))
 
     def crowded_by(self, devices: int) -> Crowding:

@@ -14,12 +14,11 @@ from ..errors import ConfigurationError
 from ..layout.axes import AXES, COPIES
 from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
+from ..plain import counted
 from ..schedule.catalog import ORDERS
 from .shape import Shape
 from .software import Software
 from .stages import stage_units
-
-RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class RunLayout:
         """What is computed again, in a word or two."""
         if self.recomputed is None:
             return self.recomputation
-        return "1 layer" if self.recomputed == 1 else f"{self.recomputed} layers"
+        return counted(self.recomputed, "layer")
 
     def __str__(self) -> str:
         virtual = f" x {self.virtual}" if self.virtual > 1 else ""

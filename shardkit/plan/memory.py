@@ -40,7 +40,7 @@ class MemoryEstimate:
     gathered     whole parameters that a policy keeps for a moment
     in_flight    whole gradients until they are reduced, where the policy does not keep them anyway
     activations  of all micro-batches that are alive, and the working memory of the backward
-    buffers      of messages
+    buffers      of messages, and what the program holds in reserve
     """
 
     parameters: float = 0.0
@@ -97,7 +97,7 @@ def rank_memory(
     return MemoryEstimate(
         **parts,
         activations=_activations(layout, shape, software, rank),
-        buffers=_buffers(layout, shape, software),
+        buffers=_buffers(layout, shape, software) + software.reserve_bytes,
     )
 
 

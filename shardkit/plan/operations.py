@@ -82,6 +82,13 @@ class Setting:
         """Return the seconds to cast so many elements for products, and to scale them."""
         return cast_seconds(self.cluster, self.software, count)
 
+    def between_tensor(self, operation: str, num_bytes: float) -> float:
+        """Return the seconds of a collective of the tensor ranks."""
+        whole = num_bytes / self.software.tensor_share
+        if self.tensor > self.cluster.devices and num_bytes:  # they are on several nodes
+            whole += self.software.ramp_bytes
+        return collective_seconds(self.cluster, operation, whole, RankGroup(self.tensor, 1))
+
     def elements(self, count: float) -> float:
         """Return the seconds to move this many activations."""
         num_bytes = count * self.software.activation_bytes * self.software.pass_factor
@@ -144,9 +151,8 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.elements(norms + adds + nonlinear + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
-        + ahead
-        + cut
     )
+    forward += ahead + cut
     share = software.recomputed_share
     selective = share * (forward - core - ahead) if share else core
     again = {"none": 0.0, "selective": selective, "full": forward}[at.recomputation]
@@ -157,13 +163,11 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
-        + back
-        + cut_backward
-        + again
     )
     weight = (
         products[2] + accumulation_seconds(at, "layer") + at.calls(software.calls_per_layer / 2)
     )
+    backward += back + cut_backward + again
     passes = 2 if at.recomputation == "full" else 1
     return BlockSeconds(forward, backward, weight, passes * ahead + back)
 
@@ -260,7 +264,7 @@ def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[f
     if not at.shape.goes_by_heads(at.tensor, at.domain):
         contention, blocks = at.cluster.device.contention, at.domain - 1
         both = [
-            exposed_seconds(beside, each, contention, each / blocks)
+            exposed_seconds(beside, each, contention, each / blocks, at.software.overlap)
             for beside, each in zip((core, core_backward), both)
         ]
     return lengths + both[0], both[1]
@@ -312,10 +316,9 @@ def _regions(at: Setting, count: int) -> float:
     Each needs an all-reduce, or under sequence parallelism a reduce-scatter and an all-gather.
     """
     whole = at.tokens * at.shape.width * at.software.activation_bytes
-    group = RankGroup(at.tensor, 1)
     if not at.is_sequence_parallel:
-        return count * collective_seconds(at.cluster, ALL_REDUCE, whole, group)
-    reduced = count * collective_seconds(at.cluster, REDUCE_SCATTER, whole, group)
+        return count * at.between_tensor(ALL_REDUCE, whole)
+    reduced = count * at.between_tensor(REDUCE_SCATTER, whole)
     return reduced + _gathered(at, count)
 
 
@@ -325,7 +328,7 @@ def _gathered(at: Setting, count: int) -> float:
     """
     item_bytes = 1 if at.software.casts else at.software.activation_bytes
     whole = at.tokens * at.shape.width * item_bytes
-    return count * collective_seconds(at.cluster, ALL_GATHER, whole, RankGroup(at.tensor, 1))
+    return count * at.between_tensor(ALL_GATHER, whole)
 
 
 def _in_the_open(at: Setting, travel: float, products: float) -> float:
@@ -338,7 +341,8 @@ def _in_the_open(at: Setting, travel: float, products: float) -> float:
     if not (at.software.overlaps_tensor and at.is_sequence_parallel and travel):
         return travel
     first = travel / at.tensor
-    return exposed_seconds(products, travel, at.cluster.device.contention, first)
+    contention, overlap = at.cluster.device.contention, at.software.overlap
+    return exposed_seconds(products, travel, contention, first, overlap)
 
 
 def _gathered_again(at: Setting, count: int) -> float:
@@ -376,19 +380,26 @@ def _head(at: Setting) -> BlockSeconds:
     rows = at.tokens
     width = at.shape.width
     columns = at.shape.vocabulary / at.tensor
+    logits = rows * columns
+    gathered = 0.0
+    if not at.software.cuts_logits:
+        logits *= at.tensor
+        gathered = at.between_tensor(ALL_GATHER, logits * at.software.activation_bytes)
     passes, passes_back = (2, 2) if at.software.splits_backward else (6, 4)
     norm = at.elements(2 * at.outside * width)
     forward = (
         at.product(rows, columns, width)
         + norm
-        + at.num_bytes(4 * passes * rows * columns)
+        + at.num_bytes(4 * passes * logits)
         + at.calls(8)
+        + gathered
     )
     backward = (
         at.product(rows, width, columns)
         + 1.5 * norm
-        + at.num_bytes(4 * passes_back * rows * columns)
+        + at.num_bytes(4 * passes_back * logits)
         + at.calls(8)
     )
     weight = at.product(columns, width, rows) + accumulation_seconds(at, "head") + at.calls(4)
-    return BlockSeconds(forward, backward + _regions(at, 1), weight, _regions(at, 1))
+    back = _regions(at, 1)
+    return BlockSeconds(forward, backward + back, weight, gathered + back)

@@ -21,14 +21,18 @@ def both_seconds(compute: float, travel: float, contention: float) -> float:
     return max(travel, compute + contention * travel)
 
 
-def exposed_seconds(compute: float, travel: float, contention: float, first: float = 0.0) -> float:
+def exposed_seconds(
+    compute: float, travel: float, contention: float, first: float = 0.0, overlap: float = 1.0
+) -> float:
     """Return the seconds that collectives add to computing beside them.
 
-    first   of them, with nothing to compute beside: the start before the first unit, or the end
-            after the last
+    first     of them, with nothing to compute beside: the start before the first unit, or the end
+              after the last
+    overlap   part of the rest that does run beside computing
     """
     first = min(first, travel)
-    return first + both_seconds(compute, travel - first, contention) - compute
+    open_seconds = both_seconds(compute, travel - first, contention) - compute
+    return first + overlap * open_seconds + (1 - overlap) * (travel - first)
 
 
 @lru_cache(maxsize=1024)

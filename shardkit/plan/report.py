@@ -11,8 +11,9 @@ from math import inf, isfinite
 
 from ..files.tables import table_console, table_of
 from ..files.writing import write_whole
+from ..plain import counted
 from ..schedule.grid import draw_svg
-from .band import band_of
+from .band import Band, band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .stages import blocks_per_stage
@@ -38,10 +39,14 @@ class PlannedTraining:
     def days(self, candidate: Candidate) -> float:
         return self.steps * candidate.cost.seconds / 86400
 
+    def band(self, candidate: Candidate) -> Band:
+        """Return the residuals of runs like this one."""
+        found = self.found
+        return band_of(candidate.layout, found.shape, found.cluster, found.software.name)
+
     def between(self, candidate: Candidate) -> tuple[float, float]:
         """Return between which seconds a step is expected to take, by its family's residuals."""
-        band = band_of(candidate.layout, self.found.shape, self.found.cluster)
-        return band.around(candidate.cost.seconds)
+        return self.band(candidate).around(candidate.cost.seconds)
 
     def useful_share(self, candidate: Candidate) -> float:
         """Return the share of the time that goes into steps; 1 if the hardware says nothing of
@@ -90,10 +95,10 @@ def print_search(training: PlannedTraining, count: int) -> None:
     found = training.found
     console = table_console(_WIDE)
     console.print(
-        f"{found.shape.parameter_count:,} parameters on {found.devices} devices of "
+        f"{found.shape.parameter_count:,} parameters on {counted(found.devices, 'device')} of "
         f"{found.cluster.name}, {_batch(found)} in a step, as {found.software.name}\n"
-        f"{found.considered:,} layouts: {len(found.fitting):,} fit, "
-        f"{sum(found.refused.values()):,} are refused",
+        f"{counted(found.considered, 'layout')}: fit {len(found.fitting):,}, "
+        f"refused {sum(found.refused.values()):,}",
         markup=False,
     )
     if found.best is None:
@@ -190,11 +195,11 @@ def _within(training: PlannedTraining) -> list[str]:
     """Return a line about the band, which says if the second row may as well be the quickest."""
     found = training.found
     best, *others = found.rows(2)
-    band = band_of(best.layout, found.shape, found.cluster)
+    band = training.band(best)
     low, high = training.between(best)
     lines = [
-        f"nine of ten runs took {band.low:.2f} to {band.high:.2f} times what was predicted, of "
-        f"{band.rows} {band.family}: {_short(low)} to {_short(high)} s"
+        f"nine of ten runs are expected at {band.low:.2f} to {band.high:.2f} times what is "
+        f"predicted, by {band.rows} runs of {band.family}: {_short(low)} to {_short(high)} s"
     ]
     if others and others[0].cost.seconds <= best.cost.seconds * band.high / band.low:
         lines.append("rows 1 and 2 are within this band: measure both")

@@ -10,7 +10,7 @@ from ..errors import ConfigurationError
 from ..files.reading import named
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
-from ..train.settings import RunConfiguration, configuration_of
+from ..train.settings import RunConfiguration, configuration_of, first_settings
 from .mlp import MLPShape
 from .model import ModelShape
 from .shape import Shape
@@ -60,31 +60,26 @@ def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
 
 
 def read_run(path, overrides: dict | None = None) -> PlannedRun:
-    """Return the run of a settings file of `shardkit train`.
+    """Return the run of a settings file of `shardkit train`; None: of the overrides alone.
 
     overrides   {"section.key": value} on top of the file
     Without model.vocabulary_size the tokens are bytes, 256 of them. The file of a table is opened.
-    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
-    which is not opened here, and on a task of one's own. OSError on a table that is not there.
+    Errors: ConfigurationError, with the nearest name for an unknown key, and on a task of one's
+    own; CheckpointError on a model that is unknown here; OSError on a table that is not there.
     """
-    given = {**read_toml(path), **(overrides or {})}
-    with named(path):
-        settings = configuration_of_plan(given.get("run.task"))().replace(given)
+    given = {**(read_toml(path) if path else {}), **(overrides or {})}
+    with named(path or given.get("model.start")):
+        settings = first_settings(configuration_of_plan(given.get("run.task")), given)
     return _PLANNED[settings.run.task](settings)
 
 
 def _text(settings: RunConfiguration) -> PlannedRun:
     model = settings.model
-    if model.start:
-        raise ConfigurationError(
-            f"model.start = {model.start!r} does not say here how large the model is; give its "
-            "model.width, model.layers and so on instead (`shardkit inspect` shows them)"
-        )
     for name in NOT_COUNTED:
         if getattr(model, name) is not None:
             raise ConfigurationError(
-                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; leave it "
-                "out to plan for a model without it"
+                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; plan for "
+                "a model of these sizes without it"
             )
     shape = ModelShape(
         model.layers,

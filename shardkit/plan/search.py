@@ -27,10 +27,10 @@ from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
-from .layouts import RECOMPUTATIONS, RunLayout, why_not
+from .layouts import RunLayout, why_not
 from .memory import MemoryEstimate, memory_of
 from .shape import Shape
-from .software import Software
+from .software import RECOMPUTATIONS, Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
 _MOST_REPLAYED = 256  # in any case

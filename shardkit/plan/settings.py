@@ -85,10 +85,8 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
 def others_software(program: Software, settings: RunConfiguration) -> Software:
     """Return a program that is not shardkit's under these settings.
 
-    It keeps float32 masters, and computes in bfloat16 where the settings name no dtype. A step
-    reads gradients for infinities and writes them, reads them once more for the rule, and rounds
-    the parameters, 4 + 2; clipping reads them for their norm, and scales them; the rule reads and
-    writes the masters and its arrays.
+    Its values are those of AdamW with clipping, which reads gradients for their norm and scales
+    them; another rule reads and writes more or fewer arrays.
 
     Errors: ConfigurationError on a dtype that it does not compute in.
     """
@@ -105,14 +103,14 @@ def others_software(program: Software, settings: RunConfiguration) -> Software:
         dtype,
         f"{FLOAT8}, in which {program.name} gathers parameters",
     )
-    arrays = 1 + _num_arrays(settings)
+    arrays = _num_arrays(settings) - 2
     clips = settings.optimizer.max_gradient_norm is not None
     compresses = settings.parallel.gradient_compression is not None
     heard = replace(
         program,
         dtype=dtype if dtype in HALVES else program.dtype,
-        state_bytes=4 * arrays,
-        update_bytes=18 + 12 * clips + 8 * arrays,
+        state_bytes=program.state_bytes + 4 * arrays,
+        update_bytes=program.update_bytes - 12 * (not clips) + 8 * arrays,
         wire_bytes=2 if compresses else program.wire_bytes,
     )
     return in_float8(heard) if dtype == FLOAT8 else heard

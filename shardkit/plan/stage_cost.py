@@ -142,7 +142,11 @@ def data_seconds(
     at: Cluster, software: Software, operation: str, num_bytes: float, messages: int, group
 ) -> float:
     """Return the seconds of collectives over the data ranks of a group, of num_bytes together."""
-    one = num_bytes / messages / software.link_share
+    share = software.link_share
+    nodes = group.size / group.on_node(at)
+    if software.ring_nodes and nodes > software.ring_nodes:
+        share *= software.ring_nodes / nodes
+    one = num_bytes / messages / share
     return messages * collective_seconds(at, operation, one, group)
 
 
@@ -154,7 +158,9 @@ def exposed_of(stage: StageCost, software: Software, contention: float) -> Expos
         return Exposed()
     forward = stage.gather
     if software.overlaps_gathers:
-        forward = exposed_seconds(stage.forward, forward, contention, forward / stage.units)
+        first = forward / stage.units
+        forward = exposed_seconds(stage.forward, forward, contention, first, software.overlap)
     beside = travel if software.overlaps_gathers else stage.reduce
-    back = exposed_seconds(stage.backward + stage.weight, beside, contention) + travel - beside
+    compute = stage.backward + stage.weight
+    back = exposed_seconds(compute, beside, contention, 0.0, software.overlap) + travel - beside
     return Exposed(forward, back * again / travel, back * stage.reduce / travel)

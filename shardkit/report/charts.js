@@ -60,14 +60,18 @@ function scales(spec, width, height, area) {
   };
 }
 
-function drawAxes(svg, spec, scale, width, height, area) {
+function drawLevels(svg, scale, width, height, area, text) {
+  const across = (kind, y) => put(svg, "line", {class: kind, x1: area.left, x2: width - area.right, y1: y, y2: y});
   for (const tick of niceTicks(scale.low, scale.high, 4)) {
-    const y = scale.y(tick);
-    put(svg, "line", {class: "grid-line", x1: area.left, x2: width - area.right, y1: y, y2: y});
-    put(svg, "text", {x: area.left - 8, y: y + 4, "text-anchor": "end"}, (spec.ticks || short)(tick));
+    across("grid-line", scale.y(tick));
+    put(svg, "text", {x: area.left - 8, y: scale.y(tick) + 4, "text-anchor": "end"}, text(tick));
   }
+  across("axis", height - area.bottom);
+}
+
+function drawAxes(svg, spec, scale, width, height, area) {
+  drawLevels(svg, scale, width, height, area, spec.ticks || short);
   const bottom = height - area.bottom;
-  put(svg, "line", {class: "axis", x1: area.left, x2: width - area.right, y1: bottom, y2: bottom});
   const ticks = niceTicks(scale.first, scale.last, Math.max(4, Math.floor((width - area.left - area.right) / 100))).filter(Number.isInteger);
   ticks.forEach((tick, i) => {
     const atEnd = i === ticks.length - 1;

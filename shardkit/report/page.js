@@ -41,7 +41,7 @@ function facts(run) {
     ["Speed", speed ? figure(median(run.curves[speed].map((p) => p[1]))) : "none", speed ? `${meaning(speed).unit}, median` : ""],
     ["Exposed communication", exposed ? seconds(median(exposed.map((p) => p[1]))) : "none", "per step, median, rank 0"],
     ["Memory", run.memory ? bytes(Math.max(...run.memory.together)) : "unknown", run.memory ? "largest rank; arrays" : "not recorded"],
-    ["Ranks", run.ranks ? grouped(run.ranks.ranks.length) : "unknown", run.ranks ? `${new Set(run.ranks.ranks.map((r) => r.node)).size} ${new Set(run.ranks.ranks.map((r) => r.node)).size === 1 ? "node" : "nodes"}, ${run.ranks.policy}` : ""],
+    ["Ranks", run.ranks ? grouped(run.ranks.ranks.length) : "unknown", run.ranks ? `${counted(new Set(run.ranks.ranks.map((r) => r.node)).size, "node")}, ${run.ranks.policy}` : ""],
     ["Time", time === null ? "unknown" : seconds(time), "first report to last"],
   ];
 }
@@ -49,16 +49,10 @@ function facts(run) {
 function drawHead() {
   put(page, "h1", {}, runs.length === 1 ? runs[0].name : names.join(", "));
   const started = runs.map((run) => (run.ranks ? new Date(run.ranks.started * 1000).toISOString().slice(0, 16).replace("T", " ") : null));
-  const parameters = runs[0].ranks ? `${grouped(runs[0].ranks.parameter_count)} parameters, ` : "";
+  const parameters = runs[0].ranks ? `${counted(runs[0].ranks.parameter_count, "parameter")}, ` : "";
   if (runs.length > 1) return drawComparison();
   put(page, "p", {class: "note"}, `${parameters}${started[0] ? `started ${started[0]} UTC` : "start not recorded"}`);
-  const tiles = put(page, "div", {class: "tiles"});
-  for (const [label, value, more] of facts(runs[0])) {
-    const tile = put(tiles, "div", {class: "tile"});
-    put(tile, "div", {class: "label"}, label);
-    put(tile, "div", {class: "value"}, value);
-    put(tile, "div", {class: "more"}, more);
-  }
+  putTiles(facts(runs[0]));
 }
 
 function drawComparison() {
@@ -153,7 +147,7 @@ function drawSettings() {
     rows(page, heads, changed.map(line));
   }
   const more = put(page, "details");
-  put(more, "summary", {}, `All ${all.length} settings`);
+  put(more, "summary", {}, `All ${counted(all.length, "setting")}`);
   rows(more, heads, all.map(line));
 }
 
@@ -165,7 +159,7 @@ function drawNumbers() {
     const steps = [...new Set(curves.flatMap((name) => run.curves[name].map((p) => p[0])))].sort((a, b) => a - b);
     const found = Object.fromEntries(curves.map((name) => [name, new Map(run.curves[name])]));
     const more = put(page, "details");
-    put(more, "summary", {}, `All reports and validations: ${grouped(steps.length)} steps, as metrics.jsonl has them`);
+    put(more, "summary", {}, `All reports and validations: ${counted(steps.length, "step")}, as metrics.jsonl has them`);
     const cell = (name, step) => { const v = found[name].get(step); return v === undefined || v === null ? "" : String(v); };
     rows(more, [["step", "number"], ...curves.map((name) => [words(name), "number"])], steps.map((step) => [grouped(step), ...curves.map((name) => cell(name, step))]));
   });

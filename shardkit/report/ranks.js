@@ -2,13 +2,15 @@
 
 const MOST_BARS = 16;
 const MOST_CHIPS = 256;
+const SHORT = {pipeline: "p", data: "d", domain: "part", tensor: "t"};
 const PURPOSES = ["parameters", "gathered parameters", "gradients", "gradients in flight", "optimizer state", "activations"];
 
 function drawMesh(parent, run) {
   const card = put(parent, "section", {class: "card"});
-  const mesh = Object.entries(run.ranks.mesh).map(([axis, size]) => `${axis} ${size}`).join(" × ");
-  put(card, "h3", {}, `${mesh} = ${run.ranks.ranks.length} ranks`);
-  put(card, "p", {class: "note"}, `${run.ranks.policy}; schedule ${run.ranks.schedule}, ${run.ranks.micro_batches} micro-batches per data rank; on ${run.ranks.device}. p, d, t: coordinates along pipeline, data and tensor; the edge has the colour of the pipeline stage.`);
+  const axes = Object.keys(run.ranks.mesh).filter((axis) => axis !== "domain" || run.ranks.mesh.domain > 1);
+  const mesh = axes.map((axis) => `${axis} ${run.ranks.mesh[axis]}`).join(" × ");
+  put(card, "h3", {}, `${mesh} = ${counted(run.ranks.ranks.length, "rank")}`);
+  put(card, "p", {class: "note"}, `${run.ranks.policy}; schedule ${run.ranks.schedule}, ${counted(run.ranks.micro_batches, "micro-batch", "micro-batches")} per data rank; on ${run.ranks.device}. ${axes.map((axis) => SHORT[axis]).join(", ")}: coordinates along ${axes.join(", ")}; the edge has the colour of the pipeline stage.`);
   const nodes = new Map();
   for (const rank of run.ranks.ranks.slice(0, MOST_CHIPS)) {
     if (!nodes.has(rank.node)) nodes.set(rank.node, []);
@@ -19,16 +21,16 @@ function drawMesh(parent, run) {
     const box = put(place, "div", {class: "node"});
     const title = put(box, "div", {class: "title"}, "node ");
     put(title, "b", {}, name);
-    title.append(`, cores ${ranks[0].cores}, ${ranks[0].threads} ${ranks[0].threads === 1 ? "thread" : "threads"} per rank`);
+    title.append(`, cores ${ranks[0].cores}, ${counted(ranks[0].threads, "thread")} per rank`);
     const chips = put(box, "div", {class: "chips"});
     for (const rank of ranks) {
       const chip = put(chips, "div", {class: "chip", style: `border-color:${colourOf(rank.pipeline)}`});
       put(chip, "b", {}, `rank ${rank.rank}`);
-      put(chip, "span", {}, `p ${rank.pipeline}  d ${rank.data}  t ${rank.tensor}`);
+      put(chip, "span", {}, axes.map((axis) => `${SHORT[axis]}\u00a0${rank[axis]}`).join("  "));
     }
   }
   const rest = run.ranks.ranks.length - MOST_CHIPS;
-  if (rest > 0) put(card, "p", {class: "note"}, `and ${grouped(rest)} ranks more, in ranks.json`);
+  if (rest > 0) put(card, "p", {class: "note"}, `and ${counted(rest, "rank")} more, in ranks.json`);
 }
 
 function calm(number) { return `color-mix(in srgb, ${colourOf(number)} 62%, var(--card))`; } // for large areas

@@ -3,7 +3,9 @@
 const sweep = JSON.parse(document.getElementById("records").textContent);
 const MOST_CURVES = 24;
 
-function counted(status) { return sweep.trials.filter((trial) => trial.status === status).length; }
+function numberOf(status) { return sweep.trials.filter((trial) => trial.status === status).length; }
+
+function isFinished(point) { return point.trial.status === "finished"; }
 
 function valuesOf(trial) { return sweep.tried.map((name, i) => `${name.split(".").pop()} ${shownValue(trial.values[i])}`).join(", "); }
 
@@ -12,19 +14,12 @@ function shownValue(value) { return typeof value === "number" ? figure(value) : 
 function drawHead() {
   put(page, "h1", {}, sweep.name);
   const best = sweep.trials.find((trial) => trial.status === "finished" && trial.loss !== null);
-  const tiles = put(page, "div", {class: "tiles"});
-  const facts = [
-    ["Trials", grouped(sweep.trials.length), `${counted("finished")} finished, ${counted("waiting")} to go`],
-    ["Failed", grouped(counted("failed")), "errors are in the table"],
-    ["Stopped", grouped(counted("stopped")), "others were better"],
+  putTiles([
+    ["Trials", grouped(sweep.trials.length), `${numberOf("finished")} finished, ${numberOf("waiting")} to go`],
+    ["Failed", grouped(numberOf("failed")), numberOf("failed") ? "errors are in the table" : ""],
+    ["Stopped", grouped(numberOf("stopped")), numberOf("stopped") ? "others were better" : ""],
     ["Lowest loss", best ? figure(best.loss) : "none", best ? `trial ${best.number}: ${valuesOf(best)}` : "no trial has finished"],
-  ];
-  for (const [label, value, more] of facts) {
-    const tile = put(tiles, "div", {class: "tile"});
-    put(tile, "div", {class: "label"}, label);
-    put(tile, "div", {class: "value"}, value);
-    put(tile, "div", {class: "more"}, more);
-  }
+  ]);
 }
 
 function drawCurves() {
@@ -49,8 +44,8 @@ function scatter(parent, name, points) {
   const isNumber = points.every((p) => typeof p.value === "number");
   const low = Math.min(...points.map((p) => p.value));
   const isLog = isNumber && low > 0 && Math.max(...points.map((p) => p.value)) / low > 20;
-  put(card, "h3", {}, `${name} `).append(Object.assign(document.createElement("span"), {className: "unit", textContent: isLog ? "logarithmic" : ""}));
-  const texts = [...new Set(points.map((p) => shownValue(p.value)))];
+  put(card, "h3", {}, `${name} `).append(Object.assign(document.createElement("span"), {className: "unit", textContent: [isLog ? "logarithmic" : "", points.every(isFinished) ? "" : "pale: not finished"].filter(Boolean).join("; ")}));
+  const texts = [...new Set(points.map((p) => shownValue(p.value)))].sort();
   const across = (p) => { if (!isNumber) return texts.indexOf(shownValue(p.value)); return isLog ? Math.log10(p.value) : p.value; };
   onWidth(put(card, "div", {class: "chart"}), function draw(width) { drawScatter(card.querySelector(".chart"), points, across, width, name); });
 }
@@ -63,16 +58,13 @@ function drawScatter(place, points, across, width, name) {
   const [first, last] = [Math.min(...at), Math.max(...at)];
   const scale = scales({curves: [{points: points.map((p) => [0, p.loss])}]}, width, HEIGHT, area);
   const x = (value) => area.left + (last > first ? 0.03 + 0.94 * (value - first) / (last - first) : 0.5) * (width - area.left - area.right);
-  for (const tick of niceTicks(scale.low, scale.high, 4)) {
-    put(svg, "line", {class: "grid-line", x1: area.left, x2: width - area.right, y1: scale.y(tick), y2: scale.y(tick)});
-    put(svg, "text", {x: area.left - 8, y: scale.y(tick) + 4, "text-anchor": "end"}, short(tick));
-  }
+  drawLevels(svg, scale, width, HEIGHT, area, short);
   const ends = new Map(points.map((p, i) => [at[i], shownValue(p.value)]));
   const shown = [...ends.keys()].sort((a, b) => a - b);
   const labels = shown.length <= 5 ? shown : [first, last];
   labels.forEach((value) => put(svg, "text", {x: x(value), y: HEIGHT - 9, "text-anchor": value === first && last > first ? "start" : value === last && last > first ? "end" : "middle"}, shortened(ends.get(value), 14)));
   points.forEach((p, i) => {
-    const dot = put(svg, "circle", {cx: x(at[i]), cy: scale.y(p.loss), r: 4.5, fill: colourOf(0), "fill-opacity": p.trial.status === "finished" ? 0.85 : 0.35});
+    const dot = put(svg, "circle", {cx: x(at[i]), cy: scale.y(p.loss), r: 4.5, fill: colourOf(0), "fill-opacity": isFinished(p) ? 0.85 : 0.35});
     dot.addEventListener("pointermove", (event) => showTip(event, `trial ${p.trial.number}`, [[null, "loss", figure(p.loss)], [null, name, shownValue(p.value)], [null, "status", p.trial.status]]));
     dot.addEventListener("pointerleave", hideTip);
   });
@@ -80,11 +72,13 @@ function drawScatter(place, points, across, width, name) {
 
 function drawTable() {
   put(page, "h2", {}, "Trials");
-  const heads = [["trial", "number"], ["status", "name"], ["step", "number"], ["validation loss", "number"], ...sweep.tried.map((name) => [name, "number"]), ["", "text"]];
-  rows(page, heads, sweep.trials.map((trial) => [
-    String(trial.number), trial.status, grouped(trial.step), figure(trial.loss), ...trial.values.map(shownValue),
-    trial.error || trial.sources.map(([step, source]) => `state of trial ${source} at step ${grouped(step)}`).join("; "),
-  ]));
+  const kinds = sweep.tried.map((_, i) => (sweep.trials.every((trial) => typeof trial.values[i] === "number") ? "number" : "name"));
+  const heads = [["trial", "number"], ["status", "name"], ["step", "number"], ["validation loss", "number"], ...sweep.tried.map((name, i) => [name, kinds[i]])];
+  const notes = sweep.trials.map((trial) => trial.error || trial.sources.map(([step, source]) => `state of trial ${source} at step ${grouped(step)}`).join("; "));
+  if (notes.some(Boolean)) heads.push(["", "text"]);
+  rows(page, heads, sweep.trials.map((trial, i) => [
+    String(trial.number), trial.status, grouped(trial.step), figure(trial.loss), ...trial.values.map(shownValue), notes[i],
+  ].slice(0, heads.length)));
 }
 
 drawHead();

@@ -1,5 +1,6 @@
 """The validation curve of a run as text."""
 
+from ..plain import counted
 from .run import named_checkpoints, run_records
 
 _MOST_LINES = 18
@@ -13,7 +14,7 @@ def describe_run(folder) -> str:
     curve = [each for each in records if isinstance(each.get("validation_loss"), int | float)]
     every = max(1, -(-len(curve) // _MOST_LINES))
     shown = curve[-1::-every][::-1]  # the last one is always among them
-    lines = [f"run {folder}: {max(record['step'] for record in records)} steps"]
+    lines = [f"run {folder}: {counted(max(record['step'] for record in records), 'step')}"]
     lines += [f"  step {record['step']:>8}  {_figures(record)}" for record in shown]
     lines += [f"  {text}" for text in _checkpoints(named_checkpoints(folder, records))]
     return "\n".join(lines) + "\n"

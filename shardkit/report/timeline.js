@@ -9,7 +9,7 @@ const MOST_LINES = 16;
 function drawTimeline(parent, run) {
   const line = run.timeline;
   const card = put(parent, "section", {class: "card"});
-  put(card, "h3", {}, `Step ${grouped(line.step)} `).append(Object.assign(document.createElement("span"), {className: "unit", textContent: `schedule ${line.schedule}, ${line.micro_batches} micro-batches; one data and tensor rank of each stage`}));
+  put(card, "h3", {}, `Step ${grouped(line.step)} `).append(Object.assign(document.createElement("span"), {className: "unit", textContent: `schedule ${line.schedule}, ${counted(line.micro_batches, "micro-batch", "micro-batches")}; one data and tensor rank of each stage`}));
   if (line.predicted) {
     put(card, "p", {class: "note"}, `Measured ${seconds(line.measured.seconds)}, predicted ${seconds(line.predicted.seconds)}. The prediction simulates the same program: each action takes the median of its kind, and messages take no time. What it waits for is the bubble of the schedule.`);
   } else put(card, "p", {class: "note"}, `Measured ${seconds(line.measured.seconds)}. The actions of this step are no whole program, so there is nothing to predict.`);

@@ -35,6 +35,8 @@ function figure(value) { // four digits that count, without noise behind them
 
 function short(value) { return Math.abs(value) >= 1000 || value === 0 ? figure(value) : String(Number(value.toPrecision(4))); } // of an axis
 
+function counted(number, name, many = `${name}s`) { return `${grouped(number)} ${number === 1 ? name : many}`; }
+
 function grouped(value) { return value.toLocaleString("en-US", {maximumFractionDigits: 0}); }
 
 function seconds(value) {
@@ -108,6 +110,14 @@ function showTip(event, head, rows) { // rows: [colour or null, name, value]
 function hideTip() { tip.hidden = true; }
 
 const page = document.getElementById("page");
+
+function putTiles(facts) { // [label, value, more] of each
+  const tiles = put(page, "div", {class: "tiles"});
+  for (const fact of facts) {
+    const tile = put(tiles, "div", {class: "tile"});
+    ["label", "value", "more"].forEach((kind, i) => put(tile, "div", {class: kind}, fact[i]));
+  }
+}
 
 function rows(parent, heads, lines) { // lines: arrays of text; numbers are put to the right
   const table = put(put(parent, "div", {class: "table"}), "table");

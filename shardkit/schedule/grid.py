@@ -10,14 +10,14 @@ Only F, B and W are drawn. Where a rank runs several stages, the stage is a numb
 shade in the SVG image.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, floor, log10
 
+from ..svg import EMPTY, SOFT, Drawing
 from .actions import COMPUTE, Action, Kind
 from .catalog import order_named
 from .lowering import lower
-from .simulate import Event, Timeline, simulate
+from .simulate import Timeline, simulate
 
 # by Timeline.unit
 _IN_WORDS = {"s": "seconds", "units": "units; F, B and W of a stage take one each"}
@@ -135,23 +135,14 @@ def draw_svg(timeline: Timeline, title: str = "") -> str:
     scale = _pixels_per_second(timeline)
     width = max(_LEFT + timeline.seconds * scale + _RIGHT, _NARROWEST)
     bottom = _TOP + _ROW * len(rows.work)
-    height = bottom + _FOOT
     figures = f"{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
-    from html import escape
-
-    headline = escape(f"{title}: {figures}" if title else figures)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" '
-        f'viewBox="0 0 {width:g} {height}" '
-        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
-        f'<rect width="{width:g}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{headline}</text>',
-        *_legend(rows),
-        *_axis(timeline, scale, bottom),
-    ]
+    drawing = Drawing(width, bottom + _FOOT)
+    drawing.words(_LEFT, 22, f"{title}: {figures}" if title else figures, size=15, bold=True)
+    _draw_legend(drawing, rows)
+    _draw_axis(drawing, timeline, scale, bottom)
     for at, rank in enumerate(rows.work):
-        lines += _row(rows, rank, _TOP + at * _ROW, timeline, scale)
-    return "\n".join([*lines, "</svg>\n"])
+        _draw_row(drawing, rows, rank, _TOP + at * _ROW, timeline, scale)
+    return drawing.svg
 
 
 def _pixels_per_second(timeline: Timeline) -> float:
@@ -161,30 +152,17 @@ def _pixels_per_second(timeline: Timeline) -> float:
     return min(_CELL / shortest, _WIDEST / (timeline.seconds or 1.0))
 
 
-def _row(rows: _Rows, rank: int, top: float, timeline: Timeline, scale: float) -> Iterator[str]:
-    yield f'<text x="{_LEFT - 10}" y="{top + 17}" text-anchor="end">rank {rank}</text>'
-    width = timeline.seconds * scale
-    yield f'<rect x="{_LEFT}" y="{top + 2}" width="{width:g}" height="{_ROW - 4}" fill="#f1f1f1"/>'
-    for event in rows.work[rank]:
-        yield _box(event, rows.shade(rank, event.action.stage), top, scale, timeline.unit)
-
-
-def _box(event: Event, shade: float, top: float, scale: float, unit: str) -> str:
-    action, start, end = event
-    left = _LEFT + start * scale
-    width = (end - start) * scale
-    number = str(action.micro_batch)
-    text = ""
-    if width >= _DIGIT * len(number) + 2:
-        text = (
-            f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" '
-            f'text-anchor="middle">{number}</text>'
-        )
-    return (
-        f"<g><title>{action}: {start:g} to {end:g} {unit}</title>"
-        f'<rect x="{left:g}" y="{top + 2}" width="{width:g}" height="{_ROW - 4}" '
-        f'fill="{_color(action.kind, shade)}" stroke="white"/>{text}</g>'
-    )
+def _draw_row(drawing, rows: _Rows, rank: int, top: float, timeline: Timeline, scale) -> None:
+    drawing.words(_LEFT - 10, top + 17, f"rank {rank}", anchor="end")
+    drawing.rectangle(_LEFT, top + 2, timeline.seconds * scale, _ROW - 4, EMPTY)
+    for action, start, end in rows.work[rank]:
+        width = (end - start) * scale
+        number = str(action.micro_batch)
+        within = number if width >= _DIGIT * len(number) + 2 else ""
+        title = f"{action}: {start:g} to {end:g} {timeline.unit}"
+        color = _color(action.kind, rows.shade(rank, action.stage))
+        box = _LEFT + start * scale, top + 2, width, _ROW - 4
+        drawing.rectangle(*box, color, title, within)
 
 
 def _color(kind: Kind, shade: float) -> str:
@@ -192,34 +170,31 @@ def _color(kind: Kind, shade: float) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def _legend(rows: _Rows) -> Iterator[str]:
-    """Yield a swatch per kind, with one part per shade."""
+def _draw_legend(drawing, rows: _Rows) -> None:
+    """Draw a swatch per kind, with one part per shade."""
     shades = sorted(
         {rows.shade(rank, stage) for rank, stages in rows.stages.items() for stage in stages}
     )
     left = _LEFT
     for kind, name in _NAMES.items():
         for shade in shades:
-            yield f'<rect x="{left}" y="34" width="12" height="14" fill="{_color(kind, shade)}"/>'
+            drawing.rectangle(left, 34, 12, 14, _color(kind, shade))
             left += 12
-        yield f'<text x="{left + 5}" y="45">{name}</text>'
+        drawing.words(left + 5, 45, name)
         left += 7 * len(name) + 20
     if rows.has_virtual_stages:
-        words = "light to dark: stages of a rank, ascending"
-        yield f'<text x="{left}" y="45" fill="#666">{words}</text>'
+        drawing.words(left, 45, "light to dark: stages of a rank, ascending", color=SOFT)
 
 
-def _axis(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
+def _draw_axis(drawing, timeline: Timeline, scale: float, top: float) -> None:
     seconds = timeline.seconds
-    words = _IN_WORDS[timeline.unit]
     step = _round_step(34 / scale)
-    style = 'fill="#444" text-anchor="middle"'
+    style = {"anchor": "middle", "color": SOFT}
     for tick in range(floor(seconds / step) + 1):
         x = _LEFT + tick * step * scale
-        yield f'<path d="M{x:g} {top} v6" stroke="#666"/>'
-        yield f'<text x="{x:g}" y="{top + 20}" font-size="11" {style}>{tick * step:g}</text>'
-    middle = _LEFT + seconds * scale / 2
-    yield f'<text x="{middle:g}" y="{top + 37}" {style}>{words}</text>'
+        drawing.line([(x, top), (x, top + 6)])
+        drawing.words(x, top + 20, f"{tick * step:g}", size=11, **style)
+    drawing.words(_LEFT + seconds * scale / 2, top + 37, _IN_WORDS[timeline.unit], **style)
 
 
 def _round_step(shortest: float) -> float:

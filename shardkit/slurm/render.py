@@ -10,6 +10,7 @@ An error is reported here, on the login node, and not by a job that waited for a
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,10 +20,11 @@ from ..files.shown import is_plain
 from ..train.ranks import check_batch
 from ..train.settings import RunConfiguration
 
-TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
+COUPLED = ("coupled_shared", "coupled_split")
+TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain", *COUPLED)
 SCHEDULERS = ("slurm", "pbs", "lsf")
 _PYTHONS = ("python", "python3")  # which env.sh may say more about
-_OF_JOBS = ("run.threads", "run.folder", "run.elastic")
+_OF_JOBS = ("run.threads", "run.folder")
 _SUBMITS_ITSELF = (("slurm", "chain"), ("pbs", "multi_node"))
 LAUNCHERS = ("srun", "mpiexec")
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")  # as all three batch systems take it
@@ -50,6 +52,9 @@ class JobPlan:
     env_file          what is particular to the site; None: env.sh beside the templates
     stage             folder of each node's own, for SLURM: the files of Python are copied there
                       before the ranks start; None: they are read where they are
+    solver            for the coupled ones: the command of the first ranks, beside `command`
+    trainers          ranks that train: of each node, or of each of the trainer_nodes
+    trainer_nodes     of coupled_split, beside the nodes of the solver
     """
 
     template: str
@@ -67,6 +72,9 @@ class JobPlan:
     env_file: str | None = None
     command: tuple[str, ...] = ()
     stage: str | None = None
+    solver: tuple[str, ...] = ()
+    trainers: int | None = None
+    trainer_nodes: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -86,14 +94,17 @@ class JobPlan:
 
     def check(self) -> None:
         """Raise ConfigurationError on what no batch system could make a job of."""
-        for option, number in (
-            ("nodes", self.nodes),
-            ("ranks-per-node", self.ranks_per_node),
-            ("at-once", self.at_once),
-            ("restarts", self.restarts),
-            ("notice-seconds", self.notice_seconds),
-            ("gpus-per-node", 1 if self.gpus_per_node is None else self.gpus_per_node),
-        ):
+        needed = {
+            "nodes": self.nodes,
+            "ranks-per-node": self.ranks_per_node,
+            "at-once": self.at_once,
+            "restarts": self.restarts,
+            "notice-seconds": self.notice_seconds,
+        }
+        others = {"gpus-per-node": self.gpus_per_node, "trainers": self.trainers}
+        others["trainer-nodes"] = self.trainer_nodes
+        needed |= {option: number for option, number in others.items() if number is not None}
+        for option, number in needed.items():
             if type(number) is not int or number < 1:
                 raise ConfigurationError(f"--{option} {number!r}; wanted at least 1, an integer")
         for option, word, words in (
@@ -103,52 +114,66 @@ class JobPlan:
         ):
             if word not in words:
                 raise ConfigurationError(f"--{option} {word!r}; wanted {' or '.join(words)}")
-        if self.name is not None and not _JOB_NAME.fullmatch(self.name):
-            raise ConfigurationError(
-                f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not "
-                "beginning with . + or -: it stands in lines that the batch system reads, and in "
-                "the name of the output file"
-            )
-        if self.launcher == "mpiexec" and ":" in self.command:
-            raise ConfigurationError(
-                "a command with the word ':', where mpiexec would begin another program; leave it "
-                "out, or take --launcher srun"
-            )
-        if self.scheduler != "slurm" and (
-            self.template != "multi_node" or self.launcher != "mpiexec"
-        ):
-            raise ConfigurationError(
-                f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone"
-            )
-        if self.stage is not None and self.scheduler != "slurm":
-            raise ConfigurationError(
-                f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which "
-                "is SLURM's; leave it out"
-            )
-        if self.stage is not None and not Path(self.stage).is_absolute():
-            raise ConfigurationError(
-                f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
-                "/dev/shm"
-            )
-        if self.template == "single_node" and self.nodes != 1:
-            raise ConfigurationError(
-                f"--template single_node with --nodes {self.nodes}; wanted 1, or "
-                "--template multi_node"
-            )
-        if self.command and self.template == "array":
-            raise ConfigurationError(
-                f"--template array with {self.command[0]}: a sweep changes settings of `shardkit "
-                "train`; render a job for each script, or leave the command out"
-            )
-        if bool(self.sweep) != (self.template == "array"):
-            raise ConfigurationError(
-                "--template array and --sweep section.key=value,value go together"
-            )
-        if not self.notice_seconds < self.seconds:
-            raise ConfigurationError(
-                f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
-                f"{self.seconds} seconds"
-            )
+        for refusal, is_so in {**self._refusals(), **self._coupled_refusals()}.items():
+            if is_so:
+                raise ConfigurationError(refusal)
+
+    def _refusals(self) -> dict[str, bool]:
+        """Return {what does not go together: whether it is so}."""
+        is_array, is_slurm = self.template == "array", self.scheduler == "slurm"
+        is_alone = self.template == "multi_node" and self.launcher == "mpiexec"
+        has_colon = ":" in (*self.command, *self.solver)
+        return {
+            f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not beginning "
+            "with . + or -: it stands in lines that the batch system reads, and in the name of the "
+            "output file": self.name is not None and not _JOB_NAME.fullmatch(self.name),
+            "a command with the word ':', where mpiexec would begin another program; leave it out, "
+            "or take --launcher srun": self.launcher == "mpiexec" and has_colon,
+            f"for {self.scheduler} there is --template multi_node --launcher mpiexec "
+            "alone": not is_slurm and not is_alone,
+            f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which is "
+            "SLURM's; leave it out": self.stage is not None and not is_slurm,
+            f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
+            "/dev/shm": self.stage is not None and not Path(self.stage).is_absolute(),
+            f"--template single_node with --nodes {self.nodes}; wanted 1, or --template "
+            "multi_node": self.template == "single_node" and self.nodes != 1,
+            f"--template array with {shlex.join(self.command[:1])}: a sweep changes settings of "
+            "`shardkit train`; render a job for each script, or leave the command "
+            "out": is_array and bool(self.command),
+            "--template array and --sweep section.key=value,value go together": is_array
+            != bool(self.sweep),
+            f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
+            f"{self.seconds} seconds": self.notice_seconds >= self.seconds,
+        }
+
+    def _coupled_refusals(self) -> dict[str, bool]:
+        is_coupled, is_split = self.template in COUPLED, self.template == "coupled_split"
+        given = {
+            "--solver": (bool(self.solver), is_coupled),
+            "--trainers": (self.trainers is not None, is_coupled),
+            "--trainer-nodes": (self.trainer_nodes is not None, is_split),
+        }
+        wanted = {
+            f"--template {self.template} {'takes no' if has else 'needs'} {option}; wanted "
+            "--solver and --trainers with the coupled ones, --trainer-nodes with "
+            "coupled_split": has != is_wanted
+            for option, (has, is_wanted) in given.items()
+        }
+        left = self.ranks_per_node - (self.trainers or 0)
+        return {
+            **wanted,
+            f"--template {self.template} without the program that trains; add -- python train.py, "
+            "which calls sk.coupled()": is_coupled and not self.command,
+            "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, and "
+            "nothing is staged to; leave --launcher and --stage "
+            "out": is_split and (self.launcher == "mpiexec" or self.stage is not None),
+            f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted less, "
+            "so that ranks of each node are left to "
+            "solve": is_coupled and not is_split and left < 1,
+            f"--gpus-per-node {self.gpus_per_node} with --template coupled_shared, whose nodes are "
+            "all alike; wanted coupled_split, or none": self.template == "coupled_shared"
+            and self.gpus_per_node is not None,
+        }
 
 
 def render(
@@ -207,12 +232,13 @@ def _check_ranks(plan, settings):
 
 def _check_resources(plan, arguments):
     """Raise ConfigurationError on a setting that only the script of a job can take."""
+    allowed = _OF_JOBS if plan.solver else (*_OF_JOBS, "run.elastic")
     for argument in arguments:
         name = argument.partition("=")[0]
-        if name.removeprefix("--") not in _OF_JOBS:
+        if name.removeprefix("--") not in allowed:
             raise ConfigurationError(
                 f"{name} with a command of one's own: the settings of its run are in "
-                f"{shlex.join(plan.command)}; wanted none but {', '.join(_OF_JOBS)}, which the "
+                f"{shlex.join(plan.command)}; wanted none but {', '.join(allowed)}, which the "
                 "job itself needs"
             )
 
@@ -220,12 +246,15 @@ def _check_resources(plan, arguments):
 def _command(plan, given: list[str]) -> str:
     """Return what every rank runs, as words of a shell, without the outermost quotes."""
     train = ["-P", "-m", "shardkit", "train", "--resume-if-any"]
-    words = list(plan.command) or ["python", *train, *given]
+    if plan.command:
+        return _quoted(plan.command)
+    return _quoted(("python", *train, *given), as_they_are=train)
+
+
+def _quoted(words: tuple[str, ...], as_they_are: Sequence[str] = ()) -> str:
     is_python = words[0] in _PYTHONS
-    quoted = [
-        word if not plan.command and word in train else f'"{_escaped(word)}"'
-        for word in words[is_python:]
-    ]
+    own = words[is_python:]
+    quoted = [word if word in as_they_are else f'"{_escaped(word)}"' for word in own]
     return " ".join(['"${PYTHON[@]}"'] * is_python + quoted)[1:-1]
 
 
@@ -265,6 +294,10 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "last_run": len(runs) - 1,
         "at_once": plan.at_once,
         "sweep": '"\n    "'.join(map(_escaped, runs)),
+        "solver": _quoted(plan.solver) if plan.solver else "",
+        "trainers": plan.trainers,
+        "trainer_nodes": plan.trainer_nodes,
+        "trainer_gpus": f"\n#SBATCH --gpus-per-node={gpus}" if (gpus := plan.gpus_per_node) else "",
     }
 
 

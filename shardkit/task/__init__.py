@@ -1,10 +1,5 @@
 """Tasks: what a run trains. `train` knows the contract in task.py alone."""
 
-from ..public import import_names
+from ..public import public_names
 
-__all__ = import_names(
-    __name__,
-    {
-        "task": "Task",
-    },
-)
+__getattr__, __dir__, __all__ = public_names(__name__, {".": "transforms", "task": "Task"})

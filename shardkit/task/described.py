@@ -1,7 +1,7 @@
 """What is known of the rows of a table, and how a model and its metrics meet them.
 
 rows in the units of the file --Described--> Scaled, what a model takes
-predictions --> InUnits, OfClasses --> metrics in the units of the file
+predictions --heads.py--> metrics and what is written, in the units of the file
 """
 
 import json
@@ -17,7 +17,6 @@ from ..data.scaling import Scaling
 from ..data.tables import MOST_CLASSES
 from ..errors import InputError
 from ..files.reading import parsed_json, understood, wanted, wanted_count
-from ..nn.metrics import Metric
 
 DESCRIPTION = "table.json"
 
@@ -156,54 +155,14 @@ class Scaled(SamplesOf):
         super().__init__(rows)
         self._described = described
 
-    def read(self, numbers, positions=None, part=None):
+    def read(self, numbers, draw=None, part=None):
         is_vector = not self._described.x_shape  # which no ranks can share
-        x, y = self._read(numbers, positions, None if is_vector else part)
+        x, y = self._read(numbers, draw, None if is_vector else part)
         x = self._described.x.scaled(x)
-        if self._described.classes:
+        if self._described.classes or not y.shape[1]:  # no targets, where x alone is wanted
             return x, y
         if self._described.y_shape:
             return x, self._described.y.scaled(y)
         targets = len(self._described.target_names)
         scaled = self._described.y.apply(y[:, :targets])
         return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
-
-
-class InUnits(Metric):
-    """A metric of scaled predictions, measured in the units of the file."""
-
-    def __init__(self, metric: Metric, scaling: "ColumnEncoder | Scaling"):
-        self._metric, self._scaling = metric, scaling
-        self.adds_parts = metric.adds_parts
-
-    def sums(self, prediction, y):
-        targets = numpy.asarray(y)[:, : prediction.shape[1]]  # weights stand behind them
-        return self._metric.sums(self._scaling.invert(prediction), self._scaling.invert(targets))
-
-    def value(self, sums):
-        return self._metric.value(sums)
-
-
-class OfClasses(Metric):
-    """A metric of classes whose y has weights behind the class numbers."""
-
-    def __init__(self, metric: Metric):
-        self._metric = metric
-
-    def sums(self, prediction, y):
-        return self._metric.sums(prediction, numpy.asarray(y).reshape(len(prediction), -1)[:, 0])
-
-    def value(self, sums):
-        return self._metric.value(sums)
-
-
-class ScaledInputs(SamplesOf):
-    """Rows without targets, scaled as a model takes them; y is empty."""
-
-    def __init__(self, rows: Samples, described: Described):
-        super().__init__(rows)
-        self._described = described
-
-    def read(self, numbers, positions=None, part=None):
-        x, y = self._read(numbers, positions, part)
-        return self._described.x.scaled(x), y

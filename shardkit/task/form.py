@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ..annotations import Shape
 from ..data.tables import TableSamples
 from ..errors import ConfigurationError
-from ..nn.metrics import MAE, R2, RMSE
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,6 @@ class Vectors:
                 "vectors, arrays need one like `fno` or a task of your own"
             )
 
-    def metrics(self, form) -> dict:
-        """Return the metrics of regression; form: anything with y_shape."""
-        return {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
-
 
 class Arrays(Vectors):
     """Rows that are arrays, of one field of the file.
@@ -92,10 +87,12 @@ class Arrays(Vectors):
                 f"data.kind = {data.kind!r}; the task {settings.run.task!r} predicts "
                 f"{', '.join(self._kinds)}"
             )
-        if data.weights is not None:
-            raise ConfigurationError(
-                "data.weights is for rows of numbers (the task `table`); rows of arrays have none"
-            )
+        for name in ("weights", "quantiles"):
+            if getattr(data, name):
+                raise ConfigurationError(
+                    f"data.{name} is for rows of numbers (the task `table`); rows of arrays have "
+                    "none"
+                )
 
     def form(self, rows, data):
         x = rows.features[0].field
@@ -133,12 +130,6 @@ class Arrays(Vectors):
             raise ConfigurationError(
                 f"{data.path}: a row of x has shape {shape}; wanted {self._words}"
             )
-
-    def metrics(self, form):
-        metrics = super().metrics(form)
-        if len(form.y_shape) > 1:
-            del metrics["r2"]  # which is of columns
-        return metrics
 
 
 def check_on_grid(x_shape, y_shape, data) -> None:

@@ -6,7 +6,6 @@ groups of data.validation_path           the classes of those that are held out
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +15,8 @@ from ..data.arrow import TEXT, TIME
 from ..data.raw.encodings import ColumnEncoder, as_classes, as_names, as_text
 from ..data.raw.findings import ColumnFindings, Fitting, SlipError, classes, sampled, tells
 from ..data.raw.samples import place_of
+from ..data.samples import Selected
 from ..data.scaling import Scaling
-from ..data.split import Selected
 from ..data.tables import MOST_CLASSES, RawSamples
 from ..errors import ConfigurationError, ShardingWarning
 from .class_checks import check_named
@@ -30,35 +29,19 @@ class RawFindings:
     """What some rows have shown.
 
     columns  of the training rows, {name: findings}
-    held     the texts of a target of classes, in the rows that are held out
+    held     the texts of each target of classes, in the rows that are held out
     """
 
     columns: dict[str, ColumnFindings] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    held: dict[str, set[str]] = field(default_factory=dict)
 
     def merge(self, other: "RawFindings") -> None:
         """Add what other rows have shown."""
         for name, found in other.columns.items():
-            if name in self.columns:
+            if self.columns.setdefault(name, found) is not found:
                 self.columns[name].merge(found)
-            else:
-                self.columns[name] = found
-        self.held |= other.held
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What follows from all training rows.
-
-    class_counts  of each class
-    left_out      {feature: why it is no column of x}
-    telling       features that alone say what a target is
-    """
-
-    encoder: ColumnEncoder
-    class_counts: tuple[int, ...]
-    left_out: Mapping[str, str]
-    telling: tuple[str, ...]
+        for name, texts in other.held.items():
+            self.held.setdefault(name, set()).update(texts)
 
 
 class RawSurvey:
@@ -71,18 +54,12 @@ class RawSurvey:
         self._data = data
         self._training, self._validation = training, validation
         self._rows: RawSamples = rows_of(training)
-        self._others: RawSamples | None = None
-        if rows_of(validation) is not self._rows:
-            self._others = rows_of(validation)
+        others: RawSamples = rows_of(validation)
+        self._others = None if others is self._rows else others
 
     def __len__(self):
         others = 0 if self._others is None else self._others.table.num_groups
         return self._rows.table.num_groups + others
-
-    @property
-    def training_rows(self) -> int:
-        """How many rows are trained on."""
-        return len(self._training)
 
     def look(self, number: int) -> RawFindings:
         """Return what a group shows. Errors: ConfigurationError, OSError."""
@@ -101,15 +78,22 @@ class RawSurvey:
         names = [*rows.feature_names, *rows.target_names]
         columns = table.group(group, names)
         found = {}
+
+        def where(row) -> str:
+            return place_of(table, int(kept[row]) + first)
+
         for name in names:
-            where = _Place(table, first, kept)
             column = self._typed(name, _rows_of(columns[name], kept), where)
             dtype = TEXT if self._is_text(name) else table.fields[name].dtype
             found[name] = ColumnFindings.of(column, dtype, name, is_sampled, where)
         return RawFindings(found, self._classes(rows, group, numpy.flatnonzero(is_held)))
 
     def _is_class(self, name: str) -> bool:
-        return self._data.kind != "regression" and name in self._rows.target_names
+        is_class = self._data.has_classes or self._data.kind == "mixed" and self._is_named(name)
+        return is_class and name in self._rows.target_names
+
+    def _is_named(self, name: str) -> bool:
+        return self._rows.table.fields[name].is_text or name in self._data.categories
 
     def _is_text(self, name: str) -> bool:
         return self._is_class(name) or name in self._data.categories
@@ -119,14 +103,15 @@ class RawSurvey:
             return as_classes(column, name, where)
         return as_names(column, name, where) if self._is_text(name) else column
 
-    def _classes(self, rows: RawSamples, group: int, kept) -> set[str]:
-        if self._data.kind == "regression":
-            return set()
-        (name,) = rows.target_names
-        column = rows.table.group(group, (name,))[name]
-        text = as_text(column if kept is None else _rows_of(column, kept))
-        there = set(text.codes.tolist())
-        return {value for code, value in enumerate(text.values) if code in there}
+    def _classes(self, rows: RawSamples, group: int, kept) -> dict[str, set[str]]:
+        """Return the texts of the targets that are classes; kept None: of all rows."""
+        names = [*filter(self._is_class, rows.target_names)]
+        found = {}
+        for name, column in rows.table.group(group, names).items():
+            text = as_text(column if kept is None else _rows_of(column, kept))
+            there = set(text.codes.tolist())
+            found[name] = {value for code, value in enumerate(text.values) if code in there}
+        return found
 
     # ---- all of them -----------------------------------------------------------------------------
 
@@ -142,29 +127,52 @@ class RawSurvey:
             )
         return total
 
-    def fitted(self, total: RawFindings) -> Fitted:
-        """Return what follows from what all rows show. Errors: ConfigurationError."""
-        data, table = self._data, self._rows.table
-        fitting = Fitting(data.rare, data.scaling, data.target_scaling, str(table.path))
+    def described(self, findings: list[RawFindings]) -> Described:
+        """Return what a pass over all rows has found. Errors: ConfigurationError.
+
+        Warns of features that are left out, and of one that alone says what a target is.
+        """
+        total, data = self.merged(findings), self._data
+        fitting = Fitting(data.rare, data.scaling, data.target_scaling, str(self._rows.table.path))
         made: dict[str, Any] = {}
         left_out: dict[str, str] = {}
         for name in self._rows.feature_names:
-            dtype = TEXT if self._is_text(name) else table.fields[name].dtype
-            encoding = self._feature(fitting, name, dtype, total.columns[name])
+            encoding = self._feature(fitting, name, total.columns[name])
             (left_out if isinstance(encoding, str) else made)[name] = encoding
         if not made:
-            raise ConfigurationError(f"{table.path} has no feature that says something: {left_out}")
-        targets = self._targets(fitting, total)
-        counts = total.columns[targets[0].name].counts
-        class_counts = tuple(counts[value] for value in ColumnEncoder((), targets).class_names)
-        telling = tuple(
-            name
-            for name in made
-            if any(tells(total.columns[name], total.columns[each.name]) for each in targets)
+            raise ConfigurationError(f"{data.place} has no feature that says something: {left_out}")
+        encoder = ColumnEncoder(tuple(made.values()), self._targets(fitting, total))
+        self._warn(total, encoder, left_out)
+        counts = total.columns[encoder.targets[0].name].counts
+        return Described(
+            tuple(made),
+            encoder.names,
+            tuple(each.name for each in encoder.targets),
+            Scaling.none(0),
+            Scaling.none(0),
+            len(encoder.class_names),
+            tuple(counts[value] for value in encoder.class_names),
+            encoder=encoder,
+            left_out=left_out,
         )
-        return Fitted(ColumnEncoder(tuple(made.values()), targets), class_counts, left_out, telling)
 
-    def _feature(self, fitting: Fitting, name: str, dtype, found: ColumnFindings):
+    def _warn(self, total: RawFindings, encoder: ColumnEncoder, left_out: dict[str, str]) -> None:
+        found = total.columns
+        said = []
+        if left_out:
+            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+            said.append(f"columns are left out, since they say nothing ({reasons:.500})")
+        said += [
+            f"column {each.name} alone tells {', '.join(self._data.target)}; if it is not known "
+            "before what is predicted, leave it out of data.features"
+            for each in encoder.features
+            if any(tells(found[each.name], found[target.name]) for target in encoder.targets)
+        ]
+        for words in said:
+            warnings.warn(f"{self._data.place}: {words}", ShardingWarning, stacklevel=4)
+
+    def _feature(self, fitting: Fitting, name: str, found: ColumnFindings):
+        dtype = TEXT if self._is_text(name) else self._rows.table.fields[name].dtype
         if dtype == TEXT and self._rows.table.fields[name].dtype == TIME:
             raise ConfigurationError(
                 f"{self._rows.table.path}: {name} of data.categories holds times; leave it out"
@@ -175,7 +183,9 @@ class RawSurvey:
             may_slip = name in self._data.categories
             return fitting.feature(name, dtype, found, may_slip=may_slip)
         except SlipError as slip:
-            raise slip.at(self._place(slip)) from None
+            raise ConfigurationError(
+                str(SlipError(slip.name, slip.text, self._place(slip)))
+            ) from None
 
     def _place(self, slip: SlipError) -> str:
         """Return where the text of a slip stands."""
@@ -188,12 +198,25 @@ class RawSurvey:
         return str(table.path)
 
     def _targets(self, fitting: Fitting, total: RawFindings) -> tuple[Any, ...]:
-        for name in self._rows.target_names:
-            self._check_target(name, total.columns[name])
-        if self._data.kind != "regression":
-            (name,) = self._rows.target_names
-            return (classes(name, total.columns[name], MOST_CLASSES),)
-        return tuple(fitting.target(name, total.columns[name]) for name in self._rows.target_names)
+        names = self._rows.target_names
+        are_mixed = len(names) > 1 and any(map(self._is_class, names))
+        if self._data.kind == "mixed" and not are_mixed:
+            raise ConfigurationError(
+                f"{self._rows.table.path}: data.kind = 'mixed' of {', '.join(names)}; wanted "
+                "several targets, of which texts and those in data.categories are classes"
+            )
+        return tuple(
+            self._target(fitting, name, total.columns[name], total.held.get(name, set()))
+            for name in names
+        )
+
+    def _target(self, fitting: Fitting, name: str, found: ColumnFindings, held: set[str]):
+        self._check_target(name, found)
+        if self._is_class(name):
+            made = classes(name, found, MOST_CLASSES)
+            check_named(self._data, made, held, len(self._training))
+            return made
+        return fitting.target(name, found)
 
     def _check_target(self, name: str, found: ColumnFindings):
         where = f"{self._rows.table.path}, column {name} of data.target"
@@ -211,54 +234,6 @@ class RawSurvey:
                 f"{where}: nothing in {found.missing:,} of {found.rows:,} training rows; wanted a "
                 "value in each: leave these rows out of the file"
             )
-
-
-def described_by(survey: RawSurvey, findings: list[RawFindings], data: TableData) -> Described:
-    """Return what a pass over all rows has found. Errors: ConfigurationError.
-
-    Warns of features that are left out, and of one that alone says what the target is.
-    """
-    total = survey.merged(findings)
-    fitted = survey.fitted(total)
-    encoder, nothing = fitted.encoder, Scaling.none(0)
-    if data.kind != "regression":
-        check_named(data, encoder.class_names, total.held, survey.training_rows)
-    if fitted.left_out:
-        reasons = "; ".join(f"{name}: {why}" for name, why in fitted.left_out.items())
-        warnings.warn(
-            f"{data.place}: columns are left out, since they say nothing ({reasons:.500})",
-            ShardingWarning,
-            stacklevel=2,
-        )
-    for name in fitted.telling:
-        warnings.warn(
-            f"{data.place}: column {name} alone tells {', '.join(data.target)}; if it is not known "
-            "before what is predicted, leave it out of data.features",
-            ShardingWarning,
-            stacklevel=2,
-        )
-    return Described(
-        tuple(each.name for each in encoder.features),
-        encoder.names,
-        tuple(each.name for each in encoder.targets),
-        nothing,
-        nothing,
-        len(encoder.class_names),
-        fitted.class_counts,
-        encoder=encoder,
-        left_out=fitted.left_out,
-    )
-
-
-class _Place:
-    """Where a row stands that is one of those of a group that are kept."""
-
-    def __init__(self, table, first: int, kept):
-        self._table = table
-        self._rows = kept + first
-
-    def __call__(self, row) -> str:
-        return place_of(self._table, int(self._rows[row]))
 
 
 def _rows_of(column, kept):

@@ -10,31 +10,30 @@ Predictions and metrics are in the units of the file. TableTask has all of this 
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..annotations import FilePath
-from ..data.samples import TRAINING, VALIDATION, Samples
+from ..data.samples import TRAINING, VALIDATION, Samples, Selected
 from ..data.scaling import Moments, Scaling
-from ..data.split import Selected
 from ..data.tables import RawSamples
 from ..errors import ConfigurationError
 from ..files.reading import MOST_TABLE_BYTES, read_bytes
 from ..files.writing import write_whole
 from ..nn.loss import Weighted
-from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models.mlp import ACTIVATIONS, MLP
 from ..nn.on_parts import partwise
 from ..settings import fixed
 from .class_checks import check_exact, num_classes
-from .described import DESCRIPTION, Described, InUnits, OfClasses, Scaled, ScaledInputs
+from .described import DESCRIPTION, Described, Scaled
 from .form import Vectors
-from .raw_survey import RawSurvey, described_by
+from .heads import Heads, LossOfHeads, heads_of, metrics_of, num_outputs, outputs_of
+from .raw_survey import RawSurvey
 from .survey import TableSurvey
-from .table_files import LOSSES, TableData, TableFiles, rows_of
+from .table_files import TableData, TableFiles, rows_of
 from .task import Task
 
 
@@ -59,33 +58,20 @@ class Sizes:
     training_rows: int
 
 
-class OpenedRows:
-    """The samples of a run whose files are prepared.
-
-    They are opened when one is asked for: evaluation on other rows needs none of them.
-    """
-
-    def __init__(self, files: TableFiles, folder: Path, described: Described):
-        self._files, self._folder, self._described = files, folder, described
-
-    def samples(self, part: str) -> Samples:
-        """Return those of TRAINING or VALIDATION, scaled."""
-        return self._samples[part]
-
-    @cached_property
-    def _samples(self) -> dict[str, Samples]:
-        parts = zip((TRAINING, VALIDATION), self._files.parts(self._folder))
-        return {name: _as_model_takes(rows, self._described) for name, rows in parts}
+def _opened(files: TableFiles, folder: Path, described: Described) -> dict[str, Samples]:
+    """Return the samples of a run whose files are prepared, as its model takes them."""
+    parts = zip((TRAINING, VALIDATION), files.parts(folder))
+    return {name: _as_model_takes(rows, described) for name, rows in parts}
 
 
-def _as_model_takes(rows: Any, described: Described, *, has_targets: bool = True) -> Samples:
+def _as_model_takes(rows: Any, described: Described) -> Samples:
     """Return rows scaled or encoded."""
     if isinstance(rows, Selected):
-        if isinstance(rows.whole, RawSamples):
-            return Selected(rows.whole.encoded(described.columns), rows.ranges)
+        if isinstance(rows.source, RawSamples):
+            return Selected(rows.source.encoded(described.columns), rows.ranges)
     elif isinstance(rows, RawSamples):
         return rows.encoded(described.columns)
-    return Scaled(rows, described) if has_targets else ScaledInputs(rows, described)
+    return Scaled(rows, described)
 
 
 class TableTask(Task):
@@ -113,11 +99,7 @@ class TableTask(Task):
     rows = Vectors()
 
     sections = {"data": TableData}
-    defaults = {
-        "batch.sequences": 256,
-        "batch.micro_batch": 64,
-        "run.validation_batches": None,
-    }
+    defaults = {"batch.sequences": 256, "batch.micro_batch": 64, "run.validation_batches": None}
     sample = "rows"
 
     def __init__(self, settings: Any) -> None:
@@ -143,12 +125,13 @@ class TableTask(Task):
         self._check()
         self._new = self._files.parts(None)
         rows = rows_of(self._new[0])
-        features, outputs = len(rows.feature_names), len(rows.target_names)
-        if self.settings.data.kind == "multiclass" or isinstance(rows, RawSamples):
+        data, features = self.settings.data, len(rows.feature_names)
+        outputs = len(rows.target_names) * max(len(data.quantiles), 1)
+        if data.kind == "multiclass" or isinstance(rows, RawSamples):
             survey = self._survey()
             found = self._describe([survey.look(number) for number in range(len(survey))])
             features = found.looked_up_width
-            outputs = found.classes if self.settings.data.kind == "multiclass" else outputs
+            outputs = num_outputs(heads_of(data, found))
         return Sizes(features, outputs, len(self._new[0]))
 
     # ---- before the model ------------------------------------------------------------------------
@@ -166,11 +149,11 @@ class TableTask(Task):
     def _survey(self) -> "TableSurvey | RawSurvey":
         if isinstance(rows_of(self._new[0]), RawSamples):
             return RawSurvey(self._new[0], self._new[1], self.settings.data)
-        has_classes = self.settings.data.kind != "regression"
         data = self.settings.data
         form = self.rows.form(rows_of(self._new[0]), data)
         check = partial(self.rows.check, data=data)
-        return TableSurvey(self._new[0], self._new[1], form, has_classes=has_classes, check=check)
+        rows, held_out = self._new
+        return TableSurvey(rows, held_out, form, has_classes=data.has_classes, check=check)
 
     def prepare(self, folder: Path, resume: bool) -> None:
         if self._new is None:
@@ -184,29 +167,23 @@ class TableTask(Task):
         data = self.settings.data
         self._files.check_source()
         data.check_split()
-        if not data.target:
-            raise ConfigurationError("data.target is not given; wanted the column to predict")
+        data.check_kind()
         self.rows.check_settings(self.settings)
-        if data.class_weights is not None and data.kind == "regression":
-            raise ConfigurationError(
-                "data.class_weights is for classes, but data.kind = 'regression'; take it out"
-            )
 
     def _describe(self, findings: list) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
         survey = self._survey()
         if isinstance(survey, RawSurvey):
-            return described_by(survey, findings, self.settings.data)
+            return survey.described(findings)
         training, validation = survey.merged(findings)
         rows = rows_of(self._new[0])
         form = self.rows.form(rows, self.settings.data)
-        counts = training.class_counts
-        has_classes = self.settings.data.kind != "regression"
-        most = max(len(validation.class_counts) - 1, 0)
+        counts, data = training.class_counts, self.settings.data
+        has_classes, is_scaled = data.has_classes, data.standardize
+        most, num_rows = max(len(validation.class_counts) - 1, 0), len(self._new[0])
         classes = 0
         if has_classes:
-            classes = num_classes(self.settings.data, len(counts), most, len(self._new[0]))
-        is_scaled = self.settings.data.standardize
+            classes = num_classes(data, len(counts), most, num_rows, rows.target_names[0])
         x_scaling = _scaling(training.x, form.x_axis, is_scaled)
         y_scaling = _scaling(training.y, form.y_axis, is_scaled and not has_classes)
         return Described(
@@ -224,11 +201,16 @@ class TableTask(Task):
     def open(self, folder: Path) -> None:
         path = folder / "data" / DESCRIPTION
         self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
-        self._opened = OpenedRows(self._files, folder, self.described)
-        self.loss = loss_of(self.settings.data, self.described)
-        self.metrics = self._metrics()
+        # when they are asked for: evaluation on other rows needs none of them
+        self._samples = cache(partial(_opened, self._files, folder, self.described))
+        self.loss = loss_of(self.settings.data, self.described, self._heads)
+        self.metrics = metrics_of(self._heads)
 
     # ---- the model -------------------------------------------------------------------------------
+
+    @property
+    def _heads(self) -> Heads:
+        return heads_of(self.settings.data, self.described)
 
     @property
     def num_features(self) -> int:
@@ -237,17 +219,8 @@ class TableTask(Task):
 
     @property
     def num_outputs(self) -> int:
-        """The number of targets, of logits; two classes have one logit."""
-        if self.settings.data.kind == "multiclass":
-            return self.described.classes
-        return len(self.described.target_names)
-
-    def _metrics(self):
-        if self.settings.data.kind == "regression":
-            metrics = self.rows.metrics(self.described).items()
-            return {name: InUnits(metric, self.described.units) for name, metric in metrics}
-        metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
-        return {name: OfClasses(metric) for name, metric in metrics.items()}
+        """The number of targets, of their quantiles, of logits; two classes have one logit."""
+        return num_outputs(self._heads)
 
     def companions(self) -> dict[str, bytes]:
         return {DESCRIPTION: self.described.to_json()}
@@ -255,7 +228,7 @@ class TableTask(Task):
     # ---- data ------------------------------------------------------------------------------------
 
     def samples(self, part: str) -> Any:
-        return self._opened.samples(part)
+        return self._samples()[part]
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
         described = self.described
@@ -270,22 +243,11 @@ class TableTask(Task):
                 f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
                 f"{len(names)}, {_ends(names)}"
             )
-        return _as_model_takes(rows, described, has_targets=has_targets)
+        return _as_model_takes(rows, described)
 
     @partwise
     def outputs(self, prediction: Any) -> dict[str, numpy.ndarray]:
-        if self.settings.data.kind == "regression":
-            return {"prediction": self.described.units.invert(prediction)}
-        wide = numpy.asarray(prediction, numpy.float64)
-        if self.settings.data.kind == "binary":
-            probability = 1 / (1 + numpy.exp(-numpy.clip(wide[:, 0], -700, 700)))
-        else:
-            probability = numpy.exp(wide - wide.max(1, keepdims=True))
-            probability /= probability.sum(1, keepdims=True)
-        found = classes_of(prediction)
-        names = numpy.array([name.encode() for name in self.described.class_names], "S")
-        named = {"name": names[found]} if len(names) else {}
-        return {"class": found, **named, "probability": probability}
+        return outputs_of(self._heads, prediction)
 
 
 def on_frame(task: type[Task], frame: Any) -> type[Task]:
@@ -321,18 +283,21 @@ class TableMLP(TableTask):
         )
 
 
-def loss_of(data: TableData, described: Described) -> Any:
+def loss_of(data: TableData, described: Described, heads: Heads) -> Any:
     """Return the loss of these rows; None: the model's own, where y is a field."""
     if len(described.y_shape) > 1:
         return None
-    loss = LOSSES[data.kind]()
+    has_weights = data.weights is not None
+    if len(heads) > 1:
+        return LossOfHeads(heads, has_weights=has_weights)
+    (head,) = heads.values()
     weights = data.class_weights
     if weights == "balanced":
         counts = numpy.maximum(described.class_counts, 1)
         weights = (sum(counts) / len(counts) / counts).tolist()
-    if weights is None and data.weights is None:
-        return loss
-    return Weighted(loss, class_weights=weights, has_row_weights=data.weights is not None)
+    if weights is None and not has_weights:
+        return head.loss
+    return Weighted(head.loss, class_weights=weights, has_row_weights=has_weights)
 
 
 def _scaling(moments: Moments, axis: int, is_scaled: bool) -> Scaling:

@@ -14,20 +14,14 @@ from ..data.columns import chosen
 from ..data.contents import Contents
 from ..data.raw.findings import SCALINGS
 from ..data.raw.samples import split_by
-from ..data.samples import Samples
-from ..data.split import Selected, split_rows
+from ..data.samples import Samples, Selected
+from ..data.split import split_rows
 from ..data.table import GroupedTable
 from ..data.tables import RawSamples, TableSamples, files_of, open_table
 from ..errors import ConfigurationError
-from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
 from ..settings import fixed, setting
 
-LOSSES = {
-    "regression": MeanSquaredError,
-    "binary": BinaryCrossEntropy,
-    "multiclass": CrossEntropy,
-}
-KINDS = tuple(LOSSES)
+KINDS = "regression", "binary", "multiclass", "mixed"
 _OF_COLUMNS = (
     *("split_by", "split_in_time", "categories", "rare", "scaling", "target_scaling"),
     *("missing", "decimal", "dates"),
@@ -46,11 +40,23 @@ class TableData:
         is_path=True,
         is_common=True,
     )
-    kind: str = fixed(_KEPT, "regression", "what is predicted", among=KINDS)
+    kind: str = fixed(
+        _KEPT,
+        "regression",
+        "what is predicted; mixed: numbers, and classes where a target is text or in categories",
+        among=KINDS,
+    )
     features: tuple[str, ...] = fixed(
         _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"
     )
-    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes, one")
+    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes alone, one")
+    quantiles: tuple[float, ...] = fixed(
+        "its last layer has a column for each",
+        (),
+        "of targets that are numbers, 0.5 among them: 0.05, 0.5, 0.95 say; none: the mean",
+        above=0.0,
+        below=1.0,
+    )
     weights: str | None = fixed(_KEPT, None, "column with the weight of each row; none: 1")
     validation_path: str | None = fixed(
         _KEPT, None, "file of rows held out; none: part of the rows of path", is_path=True
@@ -106,6 +112,31 @@ class TableData:
                 f"{' and '.join(given)} both say which rows are held out; give one of them"
             )
 
+    def check_kind(self) -> None:
+        """Raise ConfigurationError on settings that mean nothing for this kind of target."""
+        if not self.target:
+            raise ConfigurationError("data.target is not given; wanted the column to predict")
+        if self.class_weights is not None and not self.has_classes:
+            raise ConfigurationError(
+                f"data.class_weights is for classes, but data.kind = {self.kind!r}; take it out"
+            )
+        if not self.quantiles:
+            return
+        if self.has_classes:
+            raise ConfigurationError(
+                f"data.quantiles is for numbers, but data.kind = {self.kind!r}; take it out"
+            )
+        if 0.5 not in self.quantiles or [*self.quantiles] != sorted({*self.quantiles}):
+            raise ConfigurationError(
+                f"data.quantiles = {list(self.quantiles)}; wanted them in their order, each once, "
+                "and 0.5 among them, which is the prediction"
+            )
+
+    @property
+    def has_classes(self) -> bool:
+        """True if the only target is a class."""
+        return self.kind in ("binary", "multiclass")
+
     @property
     def place(self) -> str:
         """Where the rows are, for messages."""
@@ -142,12 +173,14 @@ class TableFiles:
             dates=data.dates,
         )
         self._check_columns(table)
+        if has_targets:  # among which there may be categories
+            chosen(table.fields, data.categories, str(table.path), "data.categories")
         return (RawSamples if isinstance(table, GroupedTable) else TableSamples)(
             table,
             data.features if features is None else features,
             data.target if has_targets else (),
             weights=data.weights if has_targets else None,
-            classes=data.kind != "regression" and has_targets,
+            classes=data.has_classes and has_targets,
             dtype=None,
             apart=() if data.split_by is None else (data.split_by,),
         )
@@ -173,6 +206,10 @@ class TableFiles:
                     f"data.{name} is for tables of columns, .csv and .parquet say; {table.path} "
                     "holds arrays"
                 )
+        if self.data.kind == "mixed":
+            raise ConfigurationError(
+                f"data.kind = 'mixed' is for tables of columns; {table.path} holds arrays"
+            )
 
     def parts(self, folder: Path | None) -> tuple[Samples, Samples]:
         """Return the training and the validation rows, not scaled.
@@ -231,4 +268,4 @@ class TableFiles:
 
 def rows_of(samples: Any) -> Any:
     """Return the rows of a table that these samples are all or part of."""
-    return samples.whole if isinstance(samples, Selected) else samples
+    return samples.source if isinstance(samples, Selected) else samples

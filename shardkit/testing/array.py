@@ -13,6 +13,7 @@ NAMES = {
     "blas.primitives": "Interface",
     "blas.probe": "has_same_bits",
     "copies": "Done",
+    "cpu.answers": "Counter Worker",
     "cpu.building": "asked make",
     "cpu.common": "TABLE common going_with",
     "cpu.convolution": "WAYS",

@@ -12,8 +12,10 @@ NAMES = {
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": (
-        "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter"
+        "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter "
+        "to_all to_owner"
     ),
+    "collectives.rounds": "DIRECT rounds_of_gather rounds_of_sum",
     "failure.signals": "StopSignals",
     "gpu.choice": "RankPlace choose choose_planned",
     "gpu.ipc": "open_gpu_ipc",
@@ -26,6 +28,7 @@ NAMES = {
     "mpi.exits": "exits",
     "mpi.guard": "JobGuard",
     "mpi.launch": "check_launch check_library launch_warnings",
+    "node.between": "COMBINE RoundsChannel",
     "node.noted": "Loops NotedLoops",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",

@@ -6,9 +6,10 @@ ROOM = "shardkit.coupling"
 MODULES = {"attendant": "attendant"}
 NAMES = {
     "buffers": "open_buffer",
+    "embedding": "EmbeddedCoupling NATIVE array_at compiler_flags",
     "moments": "FieldMoments added from_stored moments_of to_stored",
-    "order": "PutOrder",
     "records": "RecordForm header_of",
+    "sides": "PutOrder",
 }
 
 open_door(__name__)

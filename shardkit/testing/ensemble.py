@@ -4,11 +4,11 @@ from . import open_door
 
 ROOM = "shardkit.ensemble"
 NAMES = {
-    "checks": "check_run",
     "comparing": "Exchange Halving",
     "desk": "Book",
     "group": "loss_of",
     "record": "SweepRecord read_record",
+    "settings": "check_run",
     "space": "Space",
     "trials": "Report Trial",
 }

@@ -9,7 +9,7 @@ NAMES = {
     "generation": "Choice Passes",
     "init": "CHUNK Fill Normal Uniform",
     "late": "LateLogits MANY_CLASSES",
-    "metrics": "Accuracy MAE MacroF1 R2 RMSE exact_lanes exact_value",
+    "metrics": "Accuracy Coverage MAE MacroF1 R2 RMSE exact_lanes exact_value",
     "models.gpt": "TokenEmbedding",
     "models.mlp": "ACTIVATIONS",
     "module": "exchange",

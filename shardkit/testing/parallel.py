@@ -69,7 +69,7 @@ QUESTIONS = {  # {question to a model: where its parts have the answer}
     "trained_units_of": "engine.units.trained",  # that have parameters that are not frozen
     "unit_places_of": "engine.units.at",  # {(stage, number of the unit): unit}
     "stages_of": "engine.plan.stages",  # which blocks this rank computes, and which are frozen
-    "program_of": "engine.program",  # the actions of the next step on this pipeline rank
+    "program_of": "engine.runtime.program.whole",  # actions of the next step on this pipeline rank
     "runtime_of": "engine.runtime",  # what carries them out
     "gathering_of": "engine.runtime.flow.plain_work.gathering",  # what makes parameters whole
     "overlap_of": "engine.overlap",  # whether messages travel beside the step, or the trial of it

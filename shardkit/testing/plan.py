@@ -5,11 +5,12 @@ from . import open_door
 ROOM = "shardkit.plan"
 NAMES = {
     "": (
-        "MIXED MLPShape ModelShape RunLayout SHARDKIT SHARDKIT_BF16 SOFTWARE known_clusters "
+        "MIXED MLPShape ModelShape RunLayout SHARDKIT SHARDKIT_BF16 known_clusters known_programs "
         "memory_of rank_memory read_cluster read_run search software_named step_cost why_not"
     ),
     "activations": "block_bytes",
-    "band": "BEYOND CUT OWN RESIDUALS SHARDED band_of bands",
+    "band": "BEYOND KNOWN OWN RESIDUALS TUNED UNKNOWN band_of bands",
+    "calibration": "fitted measured_steps",
     "collectives": "ALL_GATHER ALL_REDUCE REDUCE_SCATTER RankGroup SEND collective_seconds",
     "hardware": "SwitchLevel",
     "hardware_file": "FOLDER cluster_from",
@@ -20,7 +21,7 @@ NAMES = {
     "report": "PlannedTraining print_search",
     "search": "divisors",
     "settings": "left_out others_software settings_of software_of",
-    "software": "in_float8",
+    "software": "PROGRAMS Software in_float8",
     "stages": "blocks_per_stage stage_units",
     "timeline": "PipelineRun StageSeconds",
     "whole_run": "Interruptions interruptions_of",

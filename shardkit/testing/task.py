@@ -6,7 +6,7 @@ ROOM = "shardkit.task"
 NAMES = {
     "described": "Described",
     "generation": "write_texts",
-    "given": "ArraySamples parts_of task_of",
+    "given": "ArraySamples as_samples parts_of task_of",
     "language": "Language",
     "load": "BUILT_IN absolute_task load_task",
     "streaming": "TextStream continuation until",

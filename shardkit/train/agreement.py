@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..comm.backend import CommunicationBackend
 from ..comm.same import alike, facts_of, versions
-from ..data.samples import Samples
+from ..data.samples import Samples, taken_by
 from ..parallel.fingerprint import describe
 from ..parallel.model.callback import Callback
 from ..task.task import Task
@@ -65,6 +65,7 @@ def facts_of_samples(samples: Samples, what: str) -> dict[str, str]:
         f"the number of {what} samples": f"{len(samples):,}",
         f"the fingerprint of the {what} samples": samples.fingerprint(),
         f"run_length of the {what} samples": str(samples.run_length),
+        f"what read() of the {what} samples takes": ", ".join(sorted(taken_by(samples.read))),
     }
 
 

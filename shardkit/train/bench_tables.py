@@ -1,6 +1,7 @@
 """The figures of `shardkit bench` as tables for people."""
 
 from ..files.tables import table_console, table_of
+from ..plain import counted
 from .bench_figures import PARTS
 
 _MOST_ROWS = 8  # of kernels, and of products, in the table
@@ -14,8 +15,9 @@ def print_figures(figures: dict) -> None:
     peaks = [f"{num_bytes / 2**20:.0f}" for num_bytes in figures["peak_bytes_per_rank"][:8]]
     console.print(
         f"shardkit: {figures['parameter_count']:,} parameters as {figures['strategy']} on "
-        f"{figures['ranks']} ranks ({figures['mesh']}), {figures['threads_per_rank']} thread each "
-        f"on {figures['cores_per_node']} cores\n"
+        f"{counted(figures['ranks'], 'rank')} ({figures['mesh']}), "
+        f"{counted(figures['threads_per_rank'], 'thread')} each "
+        f"on {counted(figures['cores_per_node'], 'core')}\n"
         f"step {figures['step_seconds'] * 1e3:.1f} ms, "
         f"{figures[figures['unit'] + '_per_second']:,.0f} {figures['unit']}/s; "
         f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {reached:.1f} of "

@@ -29,7 +29,7 @@ from ..layout.axes import CHOSEN
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel, domain_part, parts_of
-from ..task.given import ArraySamples, as_samples
+from ..task.given import ArraySamples, as_samples, is_indexed
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .feed import reading_line
@@ -120,7 +120,8 @@ class TrainedRun:
         given   a path, or what else Task.samples_of takes; Samples, arrays (x, y), or x alone
         Errors, on all ranks: ConfigurationError, OSError; ShardingError if ranks give others.
         """
-        check_same(self.backend, {"data": type(given).__name__}, "pass the same data on all ranks")
+        kind = "a path" if isinstance(given, (str, os.PathLike)) else type(given).__name__
+        check_same(self.backend, {"data": kind}, "pass the same data on all ranks")
         with collectively(self.backend):
             found = self._found(given, has_targets)
             if not len(found):
@@ -133,8 +134,8 @@ class TrainedRun:
 
     def _found(self, given, has_targets: bool) -> Samples:
         if given is None:
-            return self.task.samples(VALIDATION)
-        if isinstance(given, (Samples, tuple)):
+            return as_samples(self.task.samples(VALIDATION))
+        if isinstance(given, (Samples, tuple)) or is_indexed(given):
             return as_samples(given)
         if not has_targets and hasattr(given, "shape") and not is_frame(given):
             return ArraySamples(given, numpy.empty((len(given), 0), numpy.float32))

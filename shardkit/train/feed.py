@@ -3,6 +3,7 @@
 from ..data.samples import TRAINING, Samples
 from ..data.stream import Stream
 from ..parallel.model.sharded_model import ShardedModel, domain_part
+from ..task.given import as_samples
 from ..task.task import Task
 
 
@@ -37,7 +38,7 @@ def waiting_seconds(task: Task, model: ShardedModel, steps: int) -> float:
 
     Collective. The first batch, for which nothing was read ahead, is not counted.
     """
-    with training_stream(task, model, task.samples(TRAINING)) as stream:
+    with training_stream(task, model, as_samples(task.samples(TRAINING))) as stream:
         stream.batch(0)
         began = stream.waited_seconds
         for step in range(1, 1 + steps):

@@ -35,6 +35,7 @@ from ..parallel.model.loop import RunLoop
 from ..parallel.model.patience import Patience
 from ..parallel.model.saves import Saves
 from ..parallel.model.sharded_model import parts_of
+from ..task.given import as_samples
 from ..task.task import Task
 from .agreement import SAME_DATA, SAME_SETTINGS, facts_of_samples, facts_of_start, facts_of_task
 from .best import Best
@@ -195,7 +196,7 @@ def counted(settings: RunConfiguration) -> RunConfiguration:
         return settings
     task = settings.make_task()
     task.open(Path(settings.run.folder))
-    return with_steps(settings, len(task.samples(TRAINING)))
+    return with_steps(settings, len(as_samples(task.samples(TRAINING))))
 
 
 def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -> None:
@@ -257,7 +258,7 @@ class TrainingRun:
         run = settings.run
         with alike(backend, SAME_DATA) as facts:
             task.open(self.folder)
-            samples, held_out = task.samples(TRAINING), task.samples(VALIDATION)
+            samples, held_out = map(as_samples, map(task.samples, (TRAINING, VALIDATION)))
             facts |= facts_of_samples(samples, TRAINING) | facts_of_samples(held_out, VALIDATION)
             facts |= facts_of_task(task, callbacks)
             self._marks = DataMarks(

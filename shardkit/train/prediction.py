@@ -10,6 +10,7 @@ number of ranks.
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 
@@ -45,18 +46,27 @@ def predict(run: TrainedRun, samples: Samples, output: Path) -> dict[str, tuple[
     The file replaces another of this name when it is complete, and not before.
     Errors, on all ranks: OSError; no half-written file stays.
     """
-    temporary = by_first(run.backend, lambda: fresh_file(output))
+    with named_when_whole(run.backend, output) as temporary:
+        return _write(run, samples, temporary)
+
+
+@contextmanager
+def named_when_whole(backend, output: Path) -> Iterator[Path]:
+    """Give the file that all ranks write inside its name, or remove it after an error. Collective.
+
+    Errors, on all ranks: OSError.
+    """
+    temporary = by_first(backend, lambda: fresh_file(output))
     try:
-        shapes = _write(run, samples, temporary)
-        with collectively(run.backend):
-            if run.backend.rank == 0:
+        yield temporary
+        with collectively(backend):
+            if backend.rank == 0:
                 give_name(temporary, output)
                 sync(output.parent)
     except BaseException:
-        if run.backend.rank == 0:
+        if backend.rank == 0:
             remove_file(temporary)
         raise
-    return shapes
 
 
 def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from ..environment import slurm_node
 from ..errors import NonFiniteError
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel, parts_of
+from ..plain import counted
 from ..task.task import Task
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
@@ -54,9 +55,9 @@ class RunReport(Callback):
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self._reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self._parts.policy.name} on "
-            f"{self._backend.world_size} ranks ({self._model.mesh.shape}), {about['shard_size']:,} "
-            f"on this one{mixed}; {self._task.describe_data()}; {settings.batch.sequences} "
-            f"{self._task.sample} per step{_epochs_text(settings)}; "
+            f"{counted(self._backend.world_size, 'rank')} ({self._model.mesh.shape}), "
+            f"{about['shard_size']:,} on this one{mixed}; {self._task.describe_data()}; "
+            f"{settings.batch.sequences} {self._task.sample} per step{_epochs_text(settings)}; "
             f"{bits_text(settings, self._backend.world_size)}; run folder {settings.run.folder}"
         )
         self._introduce_ranks()

@@ -1,5 +1,6 @@
 """The pictures of the documentation are what shardkit draws now, and say what is so."""
 
+import hashlib
 import importlib.util
 import re
 import xml.etree.ElementTree as ElementTree
@@ -46,6 +47,19 @@ def test_a_picture_loads_nothing_and_is_read_by_xml(name):
     assert not re.search(r"href|url\(|<script|@import", DRAWN[name])
 
 
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_is_drawn_is_told_from_dark_paper_too(name):
+    """Words have a color of the dark form, or stand on a color that both have."""
+    svg = DRAWN[name]
+    style = re.search("<style>(.*?)</style>", svg)[1]
+    dark = dict(re.findall(r'\[fill="(#?\w+)"\] { fill: (#\w+) }', style))
+    assert re.search(r'<rect [^>]*fill="(\w+)"', svg)[1] in dark, "the paper"
+    used = set(re.findall(r'<text [^>]*fill="(#?\w+)"', svg))
+    assert used <= {"white", *dark}
+    inside = re.findall(r"<text (?:(?!fill)[^>])*>", svg)
+    assert len(inside) == svg.count("</text></g>"), "words in black stand within a box"
+
+
 def kept_elements(policy, num_ranks):
     """Return, by tensor, how many elements the titles of all ranks name."""
     layout = FlatLayout.of({"a": (5,), "b": (7,)}, num_ranks, alignment=1)
@@ -77,7 +91,24 @@ def test_every_rank_of_a_mesh_is_drawn_once_in_the_color_of_its_data_group():
     svg = draw_mesh(MeshShape(pipeline=2, data=2, tensor=1))
     colors = {
         int(rank): color
-        for color, rank in re.findall(r'fill="(#\w+)" stroke="white"><title>rank (\d+):', svg)
+        for rank, color in re.findall(r'<title>rank (\d+):[^<]*</title><rect[^>]*"(#\w+)"', svg)
     }
     assert len(colors) == 4
     assert colors[0] == colors[1] != colors[2] == colors[3]
+
+
+GALLERY = ROOT / "docs/gallery"
+
+
+def test_the_gallery_shows_each_of_its_pictures():
+    shown = re.findall(r'src="gallery/(\w+)\.svg"', (ROOT / "docs/gallery.md").read_text())
+    assert sorted(shown) == sorted(path.stem for path in GALLERY.iterdir()) and len(shown) > 5
+
+
+@pytest.mark.parametrize("path", sorted(GALLERY.iterdir()), ids=lambda path: path.stem)
+def test_a_picture_of_the_gallery_was_drawn_from_the_example_as_it_is(path):
+    svg = path.read_text()
+    ElementTree.fromstring(svg)
+    assert not re.search(r"href|url\(|<script|@import", svg) and len(svg) < 30_000
+    content = hashlib.sha256((ROOT / f"examples/{path.stem}.py").read_bytes()).hexdigest()
+    assert f"({content[:12]})" in svg, f"run python docs/gallery.py {path.stem}"

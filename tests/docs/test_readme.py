@@ -1,6 +1,7 @@
 """The README is short, and what it says of this folder is true; tests/docs runs its code."""
 
 import re
+import tomllib
 from pathlib import Path
 
 from docs.code_blocks import blocks_of
@@ -52,3 +53,55 @@ def test_the_figures_of_the_fully_sharded_step_are_those_measured():
     assert f"{min(memory):.0%} to {max(memory):.0%} of its memory".replace("% to", " to") in (
         " ".join(README.split())
     )
+
+
+def test_the_figures_of_one_core_are_those_measured_on_the_first_machine():
+    best = results(
+        "PyTorch's best form by our best, time of a step; what is lost, then what misses, first"
+    )
+    ratios = dict(re.findall(r"^\| (.*?) +\| +[\d.]+ \| +([\d.]+) ", best, re.M))
+    times = [1 / float(ratios[f"{size}, 1 rank"]) for size in "SM"]
+    assert f"alone on a core, {min(times):.2f} to {max(times):.2f} of PyTorch's best" in README
+    halves = [float(each) for name, each in ratios.items() if "bfloat16" in name]
+    assert f"In bfloat16 on one core PyTorch is up to {1 - min(halves):.0%} quicker" in README
+
+
+def test_the_figures_of_checkpoints_are_those_measured():
+    page = (ROOT / "benchmarks/results/README.md").read_text()
+    seconds = {
+        (kind, name): float(median)
+        for kind, name, median in re.findall(r"^(pause|save) +(\S.*?)  +([\d.]+) ", page, re.M)
+    }
+    ratio = seconds["save", "shardkit"] / seconds["save", "torch.distributed.checkpoint"]
+    words = " ".join(README.split())
+    assert f"are saved in {ratio:.2f} of the time of torch.distributed.checkpoint" in words
+    still = seconds["pause", "save_model_async"]
+    assert f"training stands still for {still:.2f} s" in words
+
+
+def test_extras_that_pages_name_are_those_of_the_package():
+    """pip install '.[name]', and the names in the table of getting-started."""
+    known = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples/README.md"]
+    told = {
+        name
+        for page in pages
+        for names in re.findall(r"pip install '(?:\.|shardkit)\[([\w,]+)\]", page.read_text())
+        for name in names.split(",")
+    }
+    table = (ROOT / "docs/getting-started.md").read_text().partition("| extra |")[2]
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table.partition("\n\n")[0], re.M)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert told and told <= known and listed <= known
+    assert known - listed <= {"parquet", "coverage"}, "not said in getting-started"
+
+
+def test_what_a_reader_opens_is_as_the_page_of_hops_says():
+    hops = (ROOT / "docs/hops.md").read_text()
+    found = re.search(r"^\| where 1F1B comes from \| [\d, ]+ \| \d+, (\d+), (\d+) \|", hops, re.M)
+    assert f"1F1B is {found[1]} definitions, {found[2]} lines" in README

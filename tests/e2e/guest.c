@@ -1,10 +1,11 @@
 /* A program that embeds Python: it initializes MPI, lets Python train on some ranks, computes on, and finalizes MPI.
 
-   guest SCRIPT LEVEL COMM PYTHON
+   guest SCRIPT LEVEL COMM PYTHON WORDS
 
    LEVEL    that MPI_Init_thread is asked for, as a number
    COMM     world; half: the first rank starts no Python; none: Python is handed no communicator
-   PYTHON   ended: the interpreter is finalized before MPI; open: it is not */
+   PYTHON   ended: the interpreter is finalized before MPI; open: it is not
+   WORDS    for the script: "KEY=VALUE KEY=VALUE" */
 
 #include <Python.h>
 #include <mpi.h>
@@ -17,9 +18,12 @@ static int failed(const char *what) {
     return MPI_Abort(MPI_COMM_WORLD, 9);
 }
 
-static int run(const char *path, MPI_Comm comm, int is_given) {
+static int run(const char *path, MPI_Comm comm, int is_given, const char *words) {
     Py_Initialize();
     PyObject *names = PyModule_GetDict(PyImport_AddModule("__main__"));
+    PyObject *text = PyUnicode_FromString(words);
+    PyDict_SetItemString(names, "words", text);
+    Py_DECREF(text);
     if (is_given) {
         if (import_mpi4py() < 0) return failed("import_mpi4py");
         PyObject *object = PyMPIComm_New(comm);
@@ -34,7 +38,7 @@ int main(int argc, char **argv) {
     int rank, level, before, after;
     MPI_Comm comm = MPI_COMM_WORLD;
     MPI_Errhandler fatal, first, then;
-    if (argc != 5) return 2;
+    if (argc != 6) return 2;
     int is_half = !strcmp(argv[3], "half"), is_given = strcmp(argv[3], "none");
     MPI_Init_thread(NULL, NULL, atoi(argv[2]), &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -44,7 +48,7 @@ int main(int argc, char **argv) {
     if (first != fatal) failed("another error handler than MPI's default");
     if (is_half) MPI_Comm_split(MPI_COMM_WORLD, rank > 0, rank, &comm);
     if (!is_half || rank > 0) {
-        run(argv[1], comm, is_given);
+        run(argv[1], comm, is_given, argv[5]);
         if (!strcmp(argv[4], "ended")) Py_FinalizeEx();
     }
     MPI_Query_thread(&after);

@@ -1,6 +1,7 @@
 """mpiexec -n N python guest_rank.py KEY=VALUE...: a program under MPI that trains for a while,
 beside its own messages, and goes on.
 
+work       train, couple (the last rank trains; at lower thread levels all do both), or sweep
 first      mpi4py or shardkit: which of them is imported first
 failing    raise or abort: what follows a failure; "": what shardkit chooses
 comm       world, half (but for the first rank, which imports no shardkit), or none: shardkit's own
@@ -10,19 +11,23 @@ shutdown   yes or no: the backend is left as it is
 end        return, exit, or abort: how the last rank ends
 fails      no, ready, trained, or finalize: where the last rank is lost
 how        kill; or how its program ends: exit, error; or sleep, beyond the limit of a call
+on_loss    of a coupling: what its solver ranks do
 others     barrier, split, close, common, or shutdown: what the others call meanwhile
 go_on      yes: the others train again without it
 """
 
+import ctypes
 import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 
 import numpy
 
 DEFAULTS = {
+    "work": "train",
     "first": "mpi4py",
     "failing": "",
     "comm": "world",
@@ -32,6 +37,7 @@ DEFAULTS = {
     "end": "return",
     "fails": "no",
     "how": "kill",
+    "on_loss": "raise",
     "others": "barrier",
     "go_on": "no",
 }
@@ -47,17 +53,13 @@ def main(given):
     is_last = world.rank == world.size - 1
     trains = form["comm"] != "half" or world.rank > 0
     comm = world.Split(int(trains), world.rank) if form["comm"] == "half" else world
-
-    def reach(place):
-        if is_last and form["fails"] == place:
-            time.sleep(AHEAD_SECONDS)
-            lose(form["how"])
-
+    reach = partial(lose_at, form)
     if trains and form["go_on"] == "yes":
         train_without_the_lost(form, comm, reach)
     elif trains:
         is_guest = form["comm"] != "none"
-        beside_own_messages(MPI, comm, lambda: train(form, comm, reach), is_guest=is_guest)
+        work = partial(WORKS[form["work"]], form, comm, reach)
+        beside_own_messages(MPI, comm, work, is_guest=is_guest)
     if form["fails"] in ("no", "finalize"):
         world.Barrier()
     if form["fails"] == "finalize":
@@ -125,6 +127,79 @@ def train(form, comm, reach):
         backend.shutdown()
 
 
+def couple(form, comm, reach):
+    """Put and train; the trainer, or the last rank where all do both, may be lost."""
+    import shardkit as sk
+
+    is_shared = form["level"] not in ("", "multiple")
+    c = sk.coupled(comm, None if is_shared else 1, on_loss=form["on_loss"])
+    reach("ready")
+    given = sk.ShardingConfiguration(c.backend)
+    model = sk.FSDPModel(sk.models.MLP([8, 16, 1]), given) if c.is_trainer else None
+    with c if form["shutdown"] == "yes" else nullcontext():
+        try:
+            solve(c, model, reach) if c.is_solver else learn(c, model, reach)
+        except sk.CommunicationError as error:
+            print(f"told: {error}", flush=True)
+            raise
+
+
+def solve(c, model, reach):
+    for step in range(24):
+        c.put(x=numpy.full(8, step, "float32"), y=numpy.ones(1, "float32"))
+        for part in c.batches(model, 12) if c.is_trainer else ():
+            model.train(*part)
+            reach("trained")
+    c.finish()
+
+
+def learn(c, model, reach):
+    for part in c.batches(model, 12):
+        model.train(*part)
+        c.publish(model)
+        reach("trained")
+
+
+def sweep(form, comm, reach):
+    """Train three trials, on as many groups as there are ranks."""
+    import shardkit as sk
+
+    class Loss(sk.Callback):
+        def after_step(self, step, loss):
+            reach("trained")
+
+    def make(settings, callbacks, **place):
+        model = sk.models.MLP([8, 16, 1], seed=settings["run.seed"])
+        given = {"run.steps": 4, "batch.sequences": 4, **settings}
+        data = numpy.ones((12, 8), "float32"), numpy.ones((12, 1), "float32")
+        return sk.Training(model, data, settings=given, callbacks=[*callbacks, Loss()], **place)
+
+    given = None if form["comm"] == "none" else comm
+    backend = sk.MPICommunicationBackend(given, on_failure=form["failing"] or None)
+    backend.initialize()
+    reach("ready")
+    folder = os.path.join(os.environ["TMPDIR"], "sweep")
+    seeds = [{"run.seed": seed} for seed in range(3)]
+    options = {"groups": backend.world_size, "folder": folder, "backend": backend}
+    trials = sk.Ensemble(make, seeds, **options).run()
+    assert [trial.status for trial in trials] == ["finished"] * 3, trials
+    if form["shutdown"] == "yes":
+        backend.shutdown()
+
+
+WORKS = {"train": train, "couple": couple, "sweep": sweep}
+
+
+def lose_at(form, place):
+    """End this rank here, if it is the last one and is to be lost here."""
+    from mpi4py import MPI
+
+    if form["fails"] == place and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        time.sleep(AHEAD_SECONDS)
+        print(f"lost at {time.time()}", flush=True)
+        lose(form["how"])
+
+
 def lose(how):
     """End this rank."""
     if how == "kill":
@@ -184,10 +259,18 @@ def of_host(MPI, comm, keyval):
         "communicator": (comm.rank, comm.size, comm.name, comm.topology),
         "thread level": (MPI.Query_thread(), MPI.Is_thread_main()),
         "signals": [signal.getsignal(number) for number in here],
+        "signals in C": [action_of(number) for number in here],
         "excepthook": sys.excepthook,
         "folder": os.getcwd(),
         "threads of libraries": [os.environ.get(name) for name in ("OMP_NUM_THREADS",)],
     }
+
+
+def action_of(number):
+    """Return the function that the system calls for a signal, which begins its sigaction."""
+    action = ctypes.create_string_buffer(512)
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return int.from_bytes(action.raw[:8], sys.byteorder)
 
 
 def kill_in_finalize(MPI, is_last):
@@ -196,6 +279,7 @@ def kill_in_finalize(MPI, is_last):
     if not is_last:
         time.sleep(AHEAD_SECONDS)
     if MPI.COMM_WORLD.rank == 0:
+        print(f"lost at {time.time()}", flush=True)
         os.kill(process, signal.SIGKILL)
         time.sleep(AHEAD_SECONDS)
 

@@ -1,13 +1,13 @@
-"""What guest.c runs: a training on the communicator that it has set, if it has."""
+"""What guest.c runs, as guest_rank.py does: on the communicator that it has set, if it has."""
 
-import numpy
+import sys
+from functools import partial
+from pathlib import Path
 
-import shardkit as sk
+sys.path.insert(0, str(Path(__file__).parent))
+import guest_rank  # noqa: E402
 
-backend = sk.MPICommunicationBackend(globals().get("comm"))
-model = sk.FSDPModel(sk.models.MLP([8, 16, 1]), sk.ShardingConfiguration(backend))
-x, y = numpy.ones((12, 8), "float32"), numpy.ones((12, 1), "float32")
-losses = [model.train(*sk.split_batch(model.mesh, x, y)) for _ in range(3)]
-assert losses[2] < losses[0]
-if globals().get("comm") is None:
-    backend.shutdown()
+found = globals()
+where = {"shutdown": "no"} if "comm" in found else {"comm": "none"}
+form = guest_rank.DEFAULTS | where | dict(word.split("=") for word in found["words"].split())
+guest_rank.WORKS[form["work"]](form, found.get("comm"), partial(guest_rank.lose_at, form))

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,36 @@ def mpi_of(python):
     return subprocess.run(
         [python, "-c", program], capture_output=True, text=True, timeout=500
     ).stdout.strip()
+
+
+@functools.lru_cache
+def flags_of(library, *options):
+    """The arguments that `shardkit flags` prints for this MPI's Python, or skip where a program
+    cannot embed it.
+    """
+    command = [python_of(library), "-m", "shardkit", "flags", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return done.stdout.split()
+
+
+def compiler_of(library):
+    """The mpicc of this MPI, or skip."""
+    compiler = python_of(library).with_name("mpicc")
+    if shutil.which("cc") is None or not compiler.exists():
+        pytest.skip(f"no C compiler, or no {compiler}")
+    return compiler
+
+
+def build(target, *command):
+    """The program that this command has made."""
+    built = subprocess.run(
+        [*command, "-o", target], cwd=target.parent, capture_output=True, text=True, timeout=500
+    )
+    assert not built.returncode, built.stderr
+    return target
 
 
 def run_job(

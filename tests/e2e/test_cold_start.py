@@ -1,10 +1,14 @@
-"""Where nothing was compiled before, one process compiles for all ranks; that is said once."""
+"""Where nothing was compiled before, one process compiles for all ranks; that is said once.
+
+A start of many ranks asks for hardly more files than so many starts of one.
+"""
 
 import shutil
 from pathlib import Path
 
 import pytest
-from mpi_jobs import LIBRARIES, run_job
+from file_calls import file_calls_in, needs_strace, traced
+from mpi_jobs import LIBRARIES, python_of, run_job, run_programs
 
 import shardkit
 
@@ -37,3 +41,27 @@ def test_where_the_code_is_in_files_nothing_is_said(fresh):
     for said in (1, 0):
         done = run_job("MPICH", SCRIPT, num_ranks=1, time_limit=800, **fresh)
         assert done.returncode == 0 and done.stderr.count("compiling kernels") == said
+
+
+START = """
+import shardkit as sk
+backend = sk.MPICommunicationBackend()
+backend.initialize()
+backend.barrier()
+backend.shutdown()
+"""
+MOST_FILE_CALLS = 4500  # of a rank, and as many as tests/pure/test_imports.py allows a backend
+
+
+@needs_strace
+def test_a_start_of_four_ranks_asks_for_few_more_files_than_four_starts_of_one(tmp_path):
+    of_ranks = {}
+    for num_ranks in (1, 4):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        program = [*traced(folder), python_of("MPICH"), "-P", "-c", START]
+        done = run_programs("MPICH", [(num_ranks, program)])
+        assert done.returncode == 0, done.stderr
+        of_ranks[num_ranks] = file_calls_in(folder) / num_ranks
+    assert 0 < of_ranks[1] <= MOST_FILE_CALLS
+    assert of_ranks[4] <= 1.25 * of_ranks[1]  # one has no neighbors whose memory it sees

@@ -18,6 +18,8 @@ import numpy
 import pytest
 from test_command_line import MPIEXEC, in_one_job
 
+from shardkit.testing.report import read_run_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 MOST_LINES = 60
@@ -67,11 +69,21 @@ def test_a_convolutional_network_tells_stripes_apart(tmp_path):
     assert int(run(tmp_path, "convolution.py", ranks=2).partition("%")[0]) >= 95
 
 
+def test_a_gan_draws_points_on_a_ring(tmp_path):
+    printed = run(tmp_path, "gan.py", ranks=2)
+    radius, spread = map(float, re.findall(r"[\d.]+", printed))
+    assert abs(radius - 1) < 0.2 and spread < 0.3
+
+
 @pytest.mark.parametrize("trainers", ["1", "0"])
 def test_a_solver_trains_its_surrogate_while_it_runs(tmp_path, trainers):
     printed = run(tmp_path, "coupled_heat.py", trainers, ranks=4)
     error = int(re.search(r"error is (\d+)% of a step's change", printed)[1])
     assert error < 60
+    if trainers == "1":  # a run that can be drawn at any time
+        metrics = (tmp_path / "runs/heat/metrics.jsonl").read_text()
+        assert "train_loss" in metrics and "validation_loss" in metrics
+        assert read_run_folder(tmp_path / "runs/heat").steps > 50
 
 
 def test_a_hybrid_mesh_has_the_loss_of_another(tmp_path):

@@ -1,15 +1,15 @@
 """A guest in programs of many forms: good ones are left alone and not spoken of, and a rank that is
 killed is named. Some forms here; every form several times, under both MPIs, as a table, with
-    python tests/e2e/test_guest.py 2        (runs of each form under each MPI)
+    python tests/e2e/test_guest.py 2 [WORD]     (runs of each form under each MPI; of those with it)
 """
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -19,20 +19,29 @@ import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_programs, words_of_shardkit  # noqa: E402
+from e2e.guest_rank import CALL_SECONDS  # noqa: E402
+from e2e.mpi_jobs import (  # noqa: E402
+    LIBRARIES,
+    ROOT,
+    build,
+    compiler_of,
+    fair_seconds,
+    flags_of,
+    python_of,
+    run_programs,
+    words_of_shardkit,
+)
 
 HERE = Path(__file__).parent
 C, PYTHON = "C", "Python"
+PROGRESS = "shardkit: trial "  # that a trial has ended is no fault
+LATE_SECONDS = 10.0  # beyond the time limit of a call, until the job has ended
 ANY_MPI = (("MPICH", ()), ("Open MPI", ()))
 ULFM = (("Open MPI", ("--with-ft", "ulfm")),)
 FACTS = """
-import json, sys, sysconfig, mpi4py
-path = sysconfig.get_config_var
+import json, sys, mpi4py
 packages = [folder for folder in sys.path if folder.endswith("-packages")]
-include = sysconfig.get_paths()["include"]
-is_shared = bool(path("Py_ENABLE_SHARED"))
-print(json.dumps([include, mpi4py.get_include(), path("LIBDIR"), path("LDVERSION"), is_shared]))
-print(json.dumps(packages))
+print(json.dumps([mpi4py.get_include(), packages]))
 """
 
 
@@ -62,14 +71,15 @@ def in_python(*arguments, ranks=3, **wanted) -> Form:
     return Form(" ".join(arguments), ((ranks, PYTHON, arguments),), **wanted)
 
 
-def in_c(*arguments) -> Form:
-    return Form(f"in C {' '.join(arguments)}", ((3, C, arguments),))
+def in_c(*arguments, words="", **wanted) -> Form:
+    name = " ".join(["in C", *arguments, *([words] if words else [])])
+    return Form(name, ((3, C, (*arguments, words)),), **wanted)
 
 
 HALF = ("comm=half",)
 DIED = "rank 2 died"
 FAILING = ("comm=half", "failing=abort", "fails=trained")
-WITH_C = ((1, C, ("0", "half", "open")), (2, PYTHON, HALF))
+WITH_C = ((1, C, ("0", "half", "open", "")), (2, PYTHON, HALF))
 WELL = [
     in_python("finalize=program"),
     in_python("finalize=exit", "shutdown=no"),
@@ -92,6 +102,19 @@ WELL = [
     in_c("0", "half", "open"),
     in_c("1", "half", "ended"),
 ]
+COUPLE, SWEEP = "work=couple", "work=sweep"
+INSIDE = [
+    in_python(COUPLE),
+    in_python(COUPLE, "comm=half", "finalize=exit"),
+    in_python(COUPLE, "shutdown=no"),
+    in_python(COUPLE, "shutdown=no", "finalize=exit", ranks=4),
+    in_python(COUPLE, "comm=half", "level=single"),
+    Form("MPMD couple", ((2, PYTHON, (COUPLE,)), (1, PYTHON, (COUPLE, "finalize=exit")))),
+    in_c("3", "world", "ended", words=COUPLE),
+    in_python(SWEEP),
+    in_python(SWEEP, "comm=half", "shutdown=no", "finalize=exit", ranks=4),
+    in_c("1", "half", "open", words=SWEEP),
+]
 ABORTED = [
     in_python("end=abort", code="not 0"),
     in_python("comm=half", "end=abort", "shutdown=no", code="not 0"),
@@ -103,6 +126,11 @@ KILLED = [
     in_python("fails=ready", "first=shardkit", lost=DIED),
     in_python("fails=finalize", lost=DIED),
     in_python("fails=finalize", "comm=half", "finalize=exit", lost=DIED),
+    in_python("fails=trained", COUPLE, lost=DIED),
+    in_python("fails=trained", COUPLE, "comm=half", "level=single", lost=DIED),
+    in_python("fails=trained", SWEEP, "comm=half", lost=DIED),
+    in_c("3", "none", "open", words="fails=trained", lost=DIED),
+    in_c("3", "world", "open", words=f"fails=trained {COUPLE}", lost=DIED),
 ]
 LEFT = [
     in_python(*FAILING, "how=exit", lost="rank 1 left the program"),
@@ -120,17 +148,16 @@ MISSED = [
     in_python(*KILLED_ALONE, launchers=ULFM, words=ALONE),
     *(in_python(*EXITED, f"others={call}", words=ALONE) for call in ("barrier", "close", "common")),
 ]
-FORMS = [*WELL, *ABORTED, *KILLED, *LEFT, *MISSED]
+FORMS = [*WELL, *INSIDE, *ABORTED, *KILLED, *LEFT, *MISSED]
 
 
 @cache
-def facts_of(python) -> tuple[list, list]:
-    """Return what it takes to embed a Python, and the folders of its packages."""
+def facts_of(python) -> tuple[str, list]:
+    """Return the folder of mpi4py's headers, and the folders of a Python's packages."""
     found = subprocess.run(
         [python, "-c", FACTS], capture_output=True, text=True, timeout=500, check=True
     )
-    needed, packages = map(json.loads, found.stdout.splitlines())
-    return needed, packages
+    return json.loads(found.stdout)
 
 
 @cache
@@ -142,19 +169,10 @@ def folder_of_programs() -> tempfile.TemporaryDirectory:
 @cache
 def c_program(library) -> Path:
     """Return the program in C that embeds Python, or skip where it cannot be built."""
-    python = python_of(library)
-    compiler = python.with_name("mpicc")
-    (include, of_mpi4py, folder, version, is_shared), _ = facts_of(python)
-    if shutil.which("cc") is None or not compiler.exists():
-        pytest.skip("no C compiler, or no mpicc beside the MPI of this Python")
-    if not Path(include, "Python.h").exists() or not is_shared:
-        pytest.skip("no headers, or no shared library, of this Python")
+    compiler, (of_mpi4py, _) = compiler_of(library), facts_of(python_of(library))
     target = Path(folder_of_programs().name, f"guest-{library.replace(' ', '-')}")
-    command = [compiler, HERE / "guest.c", "-o", target, f"-I{include}", f"-I{of_mpi4py}"]
-    command += [f"-L{folder}", f"-lpython{version}", f"-Wl,-rpath,{folder}"]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert not built.returncode, built.stderr
-    return target
+    flags = flags_of(library, "--cflags", "--ldflags")
+    return build(target, compiler, HERE / "guest.c", f"-I{of_mpi4py}", *flags)
 
 
 def command_of(library, kind, arguments) -> list:
@@ -169,7 +187,7 @@ def run(library, form, folder):
     python = python_of(library)
     programs = [(ranks, command_of(library, *rest)) for ranks, *rest in form.programs]
     has_c = any(kind == C for _, kind, _ in form.programs)
-    return run_programs(
+    done = run_programs(
         library,
         programs,
         launcher_options=dict(form.launchers)[library],
@@ -179,11 +197,17 @@ def run(library, form, folder):
         PATH=os.pathsep.join([str(python.parent), os.environ["PATH"]]),
         OMPI_MCA_async_mpi_finalize="0",
     )
+    done.ended_at = time.time()
+    return done
 
 
 def fault_of(form, done, folder) -> str:
     """Return what is wrong with how a job ended; "" if nothing is."""
-    words = words_of_shardkit(done)
+    words = [word for word in words_of_shardkit(done) if not word.startswith(PROGRESS)]
+    found = re.search(r"lost at ([0-9.]+)", done.stdout)
+    seconds = done.ended_at - float(found[1]) if found else 0.0
+    if seconds > fair_seconds(CALL_SECONDS + LATE_SECONDS):
+        return f"late: {seconds:.1f} s"
     if form.lost:
         is_named = words and form.lost in words[0] and not any(map(_is_new, words[1:]))
         return "" if is_named and done.returncode else f"{done.returncode}, said {words}"
@@ -199,7 +223,7 @@ def fault_of(form, done, folder) -> str:
 
 def _is_new(word):
     """Return False of a rank that says which lost one it waited for."""
-    return "CommunicationError" not in word
+    return "CommunicationError" not in word and "is missing, which has" not in word
 
 
 def _is_well(form, done, folder):
@@ -224,7 +248,8 @@ def check(library, form, folder):
 
 SOME = [
     ("MPICH", WELL[6]),
-    ("MPICH", WELL[16]),
+    ("MPICH", INSIDE[2]),
+    ("MPICH", INSIDE[-1]),
     ("Open MPI", WELL[14]),
     ("Open MPI", ABORTED[0]),
     ("MPICH", KILLED[4]),
@@ -247,9 +272,9 @@ def test_a_guest_in_every_form(library, form, tmp_path):
     check(library, form, tmp_path)
 
 
-def main(times: int):
+def main(times: int, word=""):
     counts = Counter()
-    for form in FORMS:
+    for form in (form for form in FORMS if word in str(form)):
         for library in dict(form.launchers):
             for _ in range(times):
                 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -263,4 +288,4 @@ def main(times: int):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

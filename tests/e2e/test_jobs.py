@@ -30,6 +30,10 @@ KINDS = [("slurm", template) for template in TEMPLATES] + [
     ("lsf", "multi_node"),
 ]
 
+ELASTIC = [kind for kind in KINDS if kind[1] not in ("array", "coupled_shared", "coupled_split")]
+SHARED = {"solver": ("./solver", "a $b"), "trainers": 1, "command": ("python", "train.py")}
+COUPLED = {"coupled_shared": SHARED, "coupled_split": {**SHARED, "trainer_nodes": 1}}
+
 
 def rendered(scheduler="slurm", template="multi_node", settings=(), **changes):
     """A script for 1 node x 2 ranks, unless something else is said."""
@@ -41,6 +45,7 @@ def rendered(scheduler="slurm", template="multi_node", settings=(), **changes):
         "scheduler": scheduler,
         "sweep": sweep,
         "launcher": "srun" if scheduler == "slurm" else "mpiexec",
+        **COUPLED.get(template, {}),
         **changes,
     }
     configuration = RunConfiguration().replace({"run.folder": "runs/a b", **dict(settings)})
@@ -158,6 +163,42 @@ def test_a_sweep_is_every_combination():
         ({"ranks_per_node": 0}, {}, ConfigurationError, "--ranks-per-node 0; wanted at least 1"),
         ({"scheduler": "pbs", "template": "array"}, {}, ConfigurationError, "for pbs there is"),
         ({}, {"parallel.device": "cuda"}, ConfigurationError, "gpu_node"),
+        ({"solver": ("a",)}, {}, ConfigurationError, "multi_node takes no --solver"),
+        (
+            {"template": "coupled_split", "trainer_nodes": None},
+            {},
+            ConfigurationError,
+            "needs --trainer-nodes",
+        ),
+        (
+            {"template": "coupled_shared", "trainer_nodes": 1},
+            {},
+            ConfigurationError,
+            "takes no --trainer-nodes",
+        ),
+        ({"template": "coupled_shared", "trainers": 2}, {}, ConfigurationError, "left to solve"),
+        ({"template": "coupled_shared", "trainers": 0}, {}, ConfigurationError, "--trainers 0;"),
+        ({"template": "coupled_split", "trainer_nodes": 0}, {}, ConfigurationError, "nodes 0;"),
+        ({"template": "coupled_shared", "gpus_per_node": 1}, {}, ConfigurationError, "all alike"),
+        ({"template": "coupled_shared", "command": ()}, {}, ConfigurationError, "add -- python"),
+        (
+            {"template": "coupled_split", "launcher": "mpiexec"},
+            {},
+            ConfigurationError,
+            "leave --launcher",
+        ),
+        (
+            {"template": "coupled_shared", "launcher": "mpiexec", "solver": (":",)},
+            {},
+            ConfigurationError,
+            "the word ':'",
+        ),
+        (
+            {"template": "coupled_shared"},
+            {"run.elastic": True},
+            ConfigurationError,
+            "--run.elastic with a command",
+        ),
         ({"stage": "shm"}, {}, ConfigurationError, "--stage shm; wanted a folder"),
         (
             {"scheduler": "pbs", "template": "multi_node", "stage": "/dev/shm"},
@@ -228,7 +269,7 @@ def site(tmp_path):
     """A folder with stand-ins for the batch system, and an env.sh whose mpiexec runs `ranks.sh`."""
     for name in ("qsub", "sbatch", "scontrol"):
         (tmp_path / name).write_text(
-            f'#!/bin/sh\necho {name} "LINK=$LINK" "$@" >> {tmp_path}/asked\n'
+            f'#!/bin/sh\n[ "$1" = show ] || echo {name} "LINK=$LINK" "$@" >> {tmp_path}/asked\n'
         )
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 2033-05-18T03:33:20\n")
     for path in tmp_path.iterdir():
@@ -369,7 +410,7 @@ exit 137
 """
 
 
-@pytest.mark.parametrize("scheduler, template", [kind for kind in KINDS if kind[1] != "array"])
+@pytest.mark.parametrize("scheduler, template", ELASTIC)
 def test_an_elastic_run_is_started_again_as_long_as_it_comes_on(site, scheduler, template):
     with start(site, scheduler, template, DIES, settings={"run.elastic": True}) as job:
         output = job.communicate(timeout=500)[0]

@@ -162,10 +162,12 @@ def judge(case, done, seconds, words, *, is_struck: bool, is_watched: bool) -> s
         return "all there"
     if not words and ended == case.num_ranks:
         return "at its end"
-    if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr):
+    is_named_by_launcher = re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr)
+    if not words and is_named_by_launcher:
         return "launcher"
     is_before_all = case.phase == "start" and is_struck and not is_watched
-    return "launcher" if is_before_all and not words else "silent"
+    is_alone = not words or is_named_by_launcher  # words may be of a rank that the launcher ended
+    return "launcher" if is_before_all and is_alone else "silent"
 
 
 def covering_seeds():

@@ -9,7 +9,11 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy
 import pytest
+
+from shardkit.testing.ensemble import SweepRecord, Trial
+from shardkit.testing.report import page_of_sweep, read_sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = [
@@ -101,10 +105,18 @@ class Page(HTMLParser):
             self._cell.append(text)
 
 
+TOO_WIDE = """<script>
+const room = document.documentElement;
+if (room.scrollWidth > room.clientWidth) room.setAttribute("data-wide", room.scrollWidth);
+</script></body>"""
+
+
 def browsed(folder, path, width=1280):
     """Return the page as the browser made it; a message in its console fails the test."""
     if CHROMIUM is None:
         pytest.skip("no Chromium; apt-get install chromium")
+    looked_at = folder / "looked_at.html"
+    looked_at.write_text(path.read_text().replace("</body>", TOO_WIDE))
     done = subprocess.run(
         [
             CHROMIUM,
@@ -112,7 +124,7 @@ def browsed(folder, path, width=1280):
             f"--window-size={width},900",
             f"--user-data-dir={folder / 'browser'}",
             "--dump-dom",
-            f"file://{path}",
+            f"file://{looked_at}",
         ],
         capture_output=True,
         text=True,
@@ -122,6 +134,7 @@ def browsed(folder, path, width=1280):
     shutil.rmtree(folder / "browser", ignore_errors=True)
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert done.returncode == 0 and not console, console
+    assert 'data-wide="' not in done.stdout, "the page is wider than the window"
     return Page(done.stdout), done.stdout
 
 
@@ -197,6 +210,42 @@ def test_two_runs_stand_side_by_side_with_what_differs(folder):
     width = next(row for row in differ if row[0] == "model.width")
     assert width[1:3] == ["16", "32"]
     assert "model.layers" not in [row[0] for row in differ]
+
+
+def test_ranks_that_share_samples_are_told_apart(folder):
+    path = folder / "second/ranks.json"
+    ranks = json.loads(path.read_text())
+    ranks["mesh"] |= {"domain": 2, "pipeline": 1}
+    for each in ranks["ranks"]:
+        each |= {"domain": each["rank"], "pipeline": 0}
+    shutil.copytree(folder / "second", folder / "third")
+    (folder / "third/ranks.json").write_text(json.dumps(ranks))
+    shardkit(folder, "report", "third")
+    page, _ = browsed(folder, folder / "third/report.html", 390)
+    words = " ".join(page.words).replace("\u00a0", " ")
+    assert "pipeline 1 × data 1 × domain 2 × tensor 1 = 2 ranks" in words
+    assert "part 0" in words and "part 1" in words
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_sweep_is_drawn_from_the_lowest_loss_on(width, tmp_path):
+    shown = {"optimizer.learning_rate": 0.25, "model.style": "llama"}
+    trials = [
+        Trial(0, shown | {"model.style": "gpt2"}, "failed", error="ValueError: no more <b>"),
+        Trial(1, shown, "finished", 40, 0.75),
+        Trial(2, shown | {"optimizer.learning_rate": 0.001}, "stopped", 20, 2.5),
+    ]
+    curves = {1: {"validation_loss": numpy.array([[20, 1.5], [40, 0.75]])}}
+    SweepRecord({}, trials, curves).write(tmp_path)
+    (tmp_path / "report.html").write_text(page_of_sweep(read_sweep(tmp_path)))
+    page, text = browsed(tmp_path, tmp_path / "report.html", width)
+    heads, *lines = page.tables[0]
+    assert heads[4:] == ["optimizer.learning_rate", "model.style", ""]
+    assert [line[0] for line in lines] == ["1", "2", "0"]
+    assert lines[0][1:6] == ["finished", "40", "0.7500", "0.2500", "llama"]
+    assert lines[2][-1] == "ValueError: no more <b>"
+    assert text.count("<svg") == 3 and text.count("<circle") == 2 + 1 + 2 * 2
+    assert not re.search("NaN|undefined|Infinity", "".join(re.findall("<svg.*?</svg>", text, re.S)))
 
 
 def test_a_folder_without_a_run_is_refused(folder):

@@ -369,3 +369,50 @@ def test_srun_without_a_protocol_for_mpi_is_refused_with_the_fix(cluster, folder
         "the launcher started 2 ranks, but MPI sees a world of 1" in done.stderr
         and "srun --mpi=pmi2" in done.stderr
     )
+
+
+PLACES = """
+import os, sys
+from mpi4py import MPI
+node, numbers = os.environ["SLURMD_NODENAME"], MPI.COMM_WORLD.allgather(os.getpid())
+print(f"rank {MPI.COMM_WORLD.rank} of {len(set(numbers))} {sys.argv[1]} on {node}", flush=True)
+"""
+COUPLING = """
+import numpy
+import shardkit as sk
+with sk.coupled(trainers=1) as c:
+    if c.is_solver:
+        for put in range(8):
+            c.put(x=numpy.ones(4, "float32"), y=numpy.ones(1, "float32"))
+    else:
+        model = sk.FSDPModel(sk.models.MLP([4, 1]), sk.ShardingConfiguration(c.backend))
+        print(len([model.train(*part) for part in c.batches(model, 4)]), "steps", flush=True)
+"""
+OF_BOTH = {
+    "coupled_shared": (
+        PLACES,
+        ("--ranks-per-node=3",),
+        ["solver on node1", "solver on node1", "solver on node2", "solver on node2"]
+        + ["trains! on node1", "trains! on node2"],
+    ),
+    "coupled_split": (
+        PLACES + COUPLING,
+        ("--nodes=1", "--trainer-nodes=1"),
+        ["solver on node1", "trains! on node2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("template", OF_BOTH)
+def test_a_solver_and_its_training_are_one_job(cluster, folder, template):
+    program, options, places = OF_BOTH[template]
+    (folder / "both.py").write_text(program)
+    own = ("--solver=python both.py solver", "--trainers=1", *options)
+    script = render(folder, template, *own, "--", "python", "both.py", "trains!", settings=())
+    job = cluster.submit(script, cwd=folder)
+    cluster.wait(job, "COMPLETED", 240)
+    output = cluster.output_of(job)
+    ranks = dict(re.findall(r"rank (\d) of \d (.*)", output))
+    assert [ranks[rank] for rank in sorted(ranks)] == places, output
+    assert output.count(f"of {len(places)} ") == len(places)
+    assert template == "coupled_shared" or "2 steps" in output, output

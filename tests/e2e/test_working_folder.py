@@ -58,6 +58,7 @@ ARGUMENTS = {  # of each command; {at}: a folder with runs, {out}: an empty one
     "plan": ["{at}/plan.toml", "cpu-node", "--devices=4"],
     "doctor": [],
     "compile": ["--help"],
+    "flags": ["--fortran"],
     "generate": ["{at}/text", "--tokens=3", "--prompt=a"],
     "report": ["{at}/table", "--output={out}/report.html"],
 }

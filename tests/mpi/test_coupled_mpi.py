@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy
@@ -185,6 +186,8 @@ WRONG = [
     ({"trainers": 0}, "trainers = 0"),
     ({"trainers": 9}, "trainers = 9"),
     ({"buffer": "all"}, "buffer = 'all'"),
+    ({"buffer": []}, r"buffer = \[\]"),
+    ({"seed": lambda: 0}, "seed = <function"),
     ({"buffer": "reservoir", "when_full": "wait"}, "never full"),
     ({"when_full": "drop"}, "when_full = 'drop'"),
     ({"buffer_bytes": 0}, "buffer_bytes = 0"),
@@ -423,6 +426,23 @@ def test_others_hear_of_a_rank_that_raises_and_lives_on(backend, raising):
     backend.barrier()
 
 
+def test_a_model_that_a_solver_wants_while_all_close_is_sent_before_they_part(backend):
+    """Its rank closes with a model to take, and asks for the next: an answer after "close"."""
+    with sk.coupled(None, 1) as c:
+        if c.is_solver:
+            c.put(**sample(0, c.solvers.rank))
+            c.predict(numpy.ones((1, 8), "float32"))
+            c.finish()
+            time.sleep(1.0)  # two models are published, and one of them is sent
+        else:
+            model = model_on(c.backend)
+            c.publish(model)
+            list(c.batches(model, 1))
+            c.publish(model)
+            c.publish(model)
+    backend.barrier()
+
+
 def test_a_wrong_put_costs_no_memory_to_send_the_next_from(backend):
     with sk.coupled(None, 1, in_flight=1) as c:
         if c.is_solver:
@@ -437,7 +457,7 @@ def test_a_wrong_put_costs_no_memory_to_send_the_next_from(backend):
 
 
 def test_steer_takes_any_names(backend):
-    values = {"to": 1, "kind": "low", "body": [float("inf")], "source": {"a": None}}
+    values = {"to": 1, "self": 2, "kind": "low", "body": [float("inf")], "source": {"a": None}}
     with sk.coupled(None, 1) as c:
         if c.is_trainer:
             c.steer(**values)
@@ -446,6 +466,21 @@ def test_steer_takes_any_names(backend):
             while c.is_training:
                 pass
             assert c.steered == values
+
+
+@pytest.mark.parametrize("predict_on", ["solver", "trainer"])
+def test_a_coupling_is_closed_once_and_refuses_what_needs_the_others(backend, predict_on):
+    with sk.coupled(None, 1, predict_on=predict_on) as c:
+        if c.is_solver:
+            put_all(c, 2)
+        else:
+            list(c.batches(model_on(c.backend), 1))
+        c.close()
+        late = (lambda: c.predict(X)) if c.is_solver else (lambda: c.steer(late=1))
+        with pytest.raises(ShardingError, match="is closed; wanted this call before"):
+            late()
+        c.close()
+    assert not c.is_solver or (c.report()["puts"] == 2 and not c.is_training)
 
 
 def test_two_couplings_share_a_communicator(backend):

@@ -1,6 +1,7 @@
 """`shardkit compile` keeps what common runs need where it is told, once."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_it_compiles_what_is_missing_into_the_folder_and_says_so(table, tmp_path
     words = ["compile", f"--folder={folder}", "--processes=2"]
     assert main(words) == 0
     first = capsys.readouterr().out
-    assert re.match(r"2 kernels for \S+: 0 were there, 2 compiled in [\d.]+ s, kept in ", first)
+    assert re.match(r"2 kernels for \S+: 0 were there, 2 new in [\d.]+ s, kept in ", first)
     names = sorted(path.name.partition("-")[0] for path in (folder / "shardkit").iterdir())
     assert names == ["flat._block_squares", "flat._copy"]
     assert main(words) == 0
@@ -37,7 +38,21 @@ def test_it_compiles_what_is_missing_into_the_folder_and_says_so(table, tmp_path
     assert not (tmp_path / "unused").exists()
 
 
+def test_what_another_folder_has_is_copied_to_the_one_that_is_named(table, tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(compiled, "candidate_folders", lambda: (first,))
+    assert building.keep(LINES[0]) == first
+    monkeypatch.setattr(compiled, "candidate_folders", lambda: (second, first))
+    assert [building.keep(LINES[0], places) for places in (None, 1, 1)] == [None, second, None]
+
+
+def test_a_folder_that_is_named_and_cannot_keep_them_is_refused(table, capsys):
+    assert main(["compile", f"--folder={table}"]) == 1
+    assert f"none of {table / 'shardkit'}" in capsys.readouterr().err
+    assert not list(Path(compiled.__file__).parent.glob("__pycache__/flat._copy-*.kernel"))
+
+
 def test_where_nothing_can_be_kept_it_fails(table, monkeypatch):
     monkeypatch.setattr(compiled, "candidate_folders", lambda: (table,))
-    with pytest.raises(compiled.FileError, match="choose a folder that can be written to"):
+    with pytest.raises(compiled.FileError, match="choose a folder that you can write to"):
         building.keep(LINES[0])

@@ -32,7 +32,7 @@ def test_samples_are_the_puts_in_the_order_of_put_and_rank(ends):
     puts = [(put, rank) for put in range(max(ends)) for rank, end in enumerate(ends) if put < end]
     numbers = [put * len(ends) + rank for put, rank in puts]
     assert [order.number(sample) for sample in range(len(puts) + 2)] == [*numbers, None, None]
-    assert all(map(order.has, numbers)) and order.has_ended
+    assert all(map(order.has, numbers)) and None not in order.ends
 
 
 @given(some.lists(some.none() | some.integers(3, 6), min_size=1, max_size=4))

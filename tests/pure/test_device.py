@@ -10,6 +10,7 @@ from stand_in import pretended_gpu
 from shardkit import DeviceError
 from shardkit.testing.array import (
     ALIGNMENT_BYTES,
+    HUGE_PAGE_BYTES,
     BufferPool,
     Device,
     is_device_array,
@@ -49,6 +50,20 @@ def test_every_array_starts_on_a_cache_line_and_has_the_shape_asked_for():
             shape if isinstance(shape, tuple) else (shape,)
         )
         assert not array.any()
+
+
+def test_a_large_array_starts_on_a_huge_page_and_is_counted_until_its_last_view_is_gone():
+    device = Device("cpu")
+    array = device.zeros((3, HUGE_PAGE_BYTES // 4 + 1), "float32", purpose="test")
+    assert array.ctypes.data % HUGE_PAGE_BYTES == 0 and array.shape[0] == 3
+    view = array[1:]
+    view += 1
+    del array
+    assert device.bytes_in_use("test") == 3 * (HUGE_PAGE_BYTES + 4) and view.min() == 1
+    del view
+    assert device.bytes_in_use("test") == 0
+    with pytest.raises(MemoryError, match="bytes for weights"):
+        device.empty(1 << 58, "uint8", purpose="weights")
 
 
 def test_bytes_are_counted_until_the_last_view_is_gone():

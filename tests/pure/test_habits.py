@@ -173,6 +173,40 @@ OF_TORCH = {
     "nn.Linear(2, 2, dtype=torch.bfloat16).weight.dtype.name": "'bfloat16'",
 }
 
+# What is typed with something of PyTorch that is another thing here.
+OF_TORCH_NAMES = {
+    "sk.Training(net, loader, folder='r')": (
+        sk.ConfigurationError,
+        "batch_size is batch.sequences",
+    ),
+    "sk.Training(net, (loader, loader), folder='r')": (sk.ConfigurationError, "its .dataset"),
+    "sk.Training(net, endless(), folder='r')": (sk.ConfigurationError, "read by number"),
+    "sk.Training(torch.nn.Linear(2, 1), (x, x), folder='r')": (
+        sk.ConfigurationError,
+        "state_dict()",
+    ),
+    "sk.Training(net, (x, x), loss=torch.nn.MSELoss(), folder='r')": (
+        sk.ConfigurationError,
+        "the loss of this name",
+    ),
+    "model.train(torch.ones(2, 4).to('meta'), x)": (TypeError, "meta device type"),
+    "model.train(torch.ones(2, 4).bfloat16(), x)": (TypeError, "BFloat16"),
+    "sk.FSDPModel(torch.nn.Linear(2, 1), model.sharding_configuration)": (
+        TypeError,
+        "GPT.from_checkpoint(folder)",
+    ),
+    "sk.ShardingConfiguration(backend, optimizer=torch.optim.SGD([torch.ones(1)]))": (
+        sk.ConfigurationError,
+        "wanted a rule such as AdamW(lr=1e-3)",
+    ),
+    "sk.ShardingConfiguration(backend, loss=torch.nn.MSELoss())": (
+        sk.ConfigurationError,
+        "a Loss such as CrossEntropy()",
+    ),
+    "nn.Sequential(torch.nn.Linear(2, 2))": (TypeError, "load_state_dict(module.state_dict())"),
+    "Holder()": (sk.ConfigurationError, "Holder.inner is a Linear of PyTorch"),
+}
+
 # What is typed: the error, and words of what it is here.
 NAMES = {
     "net.train()": (sk.ConfigurationError, "ForwardContext(training=True"),
@@ -292,6 +326,39 @@ def test_what_is_typed_gives(line, names):
 def test_what_pytorch_holds_on_the_host_is_taken(line, names):
     pytest.importorskip("torch")
     assert repr(eval(line, names)).startswith(OF_TORCH[line])
+
+
+@pytest.mark.parametrize("line", OF_TORCH_NAMES)
+def test_what_pytorch_has_for_another_thing_is_named(line, names):
+    data = pytest.importorskip("torch").utils.data
+
+    class Holder(nn.Module):
+        def __init__(self):
+            self.inner = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    mine = {
+        "loader": data.DataLoader(data.TensorDataset(torch.ones(8, 4)), batch_size=4),
+        "endless": type("Endless", (data.IterableDataset,), {"__iter__": lambda self: iter(())}),
+        "Holder": lambda: Holder().finish(0),
+    }
+    kind, words = OF_TORCH_NAMES[line]
+    with pytest.raises(kind) as caught:
+        eval(line, {**names, **mine})
+    assert words in str(caught.value)
+
+
+class OnGpu:
+    """A tensor of PyTorch on a GPU, as far as it is asked here."""
+
+    __module__, __cuda_array_interface__ = "torch", {}
+
+
+def test_a_tensor_of_pytorch_on_the_gpu_is_named(names):
+    with pytest.raises(sk.DeviceError, match="x is on the GPU; .* or .cpu.. of PyTorch"):
+        names["model"].train(OnGpu(), x)
 
 
 @pytest.mark.parametrize("line", NAMES)

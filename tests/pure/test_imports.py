@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+from file_calls import file_calls_in, needs_strace, traced
 from sources import files
 
 import shardkit as sk
@@ -25,7 +25,6 @@ from shardkit.testing.comm import same
 
 PACKAGE = Path(sk.__file__).parent
 HEAVY = "cupy email h5py importlib.metadata llvmlite mpi4py numba rich scipy".split()
-NODE_LOCAL = ("/proc", "/sys", "/dev", "/etc", "/tmp")  # files of the node itself
 
 
 def rooms_with(call):
@@ -94,20 +93,19 @@ def python(statement, *before):
     return done.stdout
 
 
-def file_calls(statement, trace):
+def file_calls(statement, folder):
     """Return the number of system calls that name a file or look at an open one."""
     python(statement)  # the files of compiled modules are there
     uncovered = ("env", "-u", "COVERAGE_PROCESS_CONFIG")  # coverage.py reads each file it traces
-    python(statement, *uncovered, "strace", "-f", "-qq", "-e", "trace=%file", "-o", str(trace))
-    lines = trace.read_text(errors="replace").splitlines()
-    return sum(not any(f'"{folder}' in line for folder in NODE_LOCAL) for line in lines)
+    python(statement, *uncovered, *traced(folder))
+    return file_calls_in(folder)
 
 
 @cache
 def file_calls_of_python():
     """Return those of a Python that does nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        return file_calls("pass", Path(folder, "trace"))
+        return file_calls("pass", Path(folder))
 
 
 @pytest.mark.parametrize("what", TABLE)
@@ -122,12 +120,12 @@ def test_nothing_is_imported_before_it_is_needed(what):
     assert set(HEAVY) & set(loaded) <= set(allowed.split())
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@needs_strace
 @pytest.mark.parametrize("what", TABLE)
 @pytest.mark.thorough(but=2)
 def test_few_files_are_asked_for(what, tmp_path):
     statement, _, most = TABLE[what]
-    found = file_calls(statement, tmp_path / "trace") - file_calls_of_python()
+    found = file_calls(statement, tmp_path) - file_calls_of_python()
     assert 0 < found <= most
 
 

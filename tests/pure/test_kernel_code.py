@@ -134,6 +134,14 @@ def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):
     assert fresh(NO_FOLDER, tmp_path, tmp_path / "new" / "folder")(1.5) == 3.0
 
 
+def test_code_goes_to_no_folder_that_it_is_not_read_from(tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(0o777)
+    fresh(shared, own)(1.5)
+    assert len(list(own.iterdir())) == 1 and not list(shared.glob("*.kernel"))
+
+
 def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_folder_is_taken(tmp_path, monkeypatch):
     rename = os.rename
 
@@ -202,6 +210,19 @@ def test_another_version_of_the_compiler_is_told(library, tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, library, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     assert compiled._version_of(library) == b"0.1.2"
+
+
+def test_code_that_options_of_the_compiler_change_is_kept_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "_compiler", compiled._compiler.__wrapped__)
+    loop, signature = compiled.loop_named("array.cpu.flat._copy(int8[1], int8[1])")
+    names = {fresh(tmp_path).file_name(("float64",))}
+    for option, value in (("OPT", "0"), ("OPT", "1"), ("BOUNDSCHECK", "1"), ("DEBUGINFO", "1")):
+        with monkeypatch.context() as changed:
+            changed.setenv(f"NUMBA_{option}", value)
+            names.add(fresh(tmp_path).file_name(("float64",)))
+            changed.setattr(compiled.packs, "find", None)  # what came with the package has none
+            assert loop._packed(signature) is None
+    assert len(names) == 5
 
 
 def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, monkeypatch):

@@ -265,8 +265,12 @@ def test_a_weight_counts_a_sample_so_many_times():
 def test_a_class_that_is_neither_of_two_and_a_loss_without_weights_are_refused():
     with pytest.raises(ShapeError, match="a target is 2; wanted 0 or 1"):
         BinaryCrossEntropy().check_targets(numpy.array([0, 2]), (2, 1))
-    with pytest.raises(ConfigurationError, match="cannot weight samples"):
-        Weighted(as_loss(lambda p, y: p), class_weights=[1.0]).total(random(1), numpy.zeros(1, int))
+    for function in (lambda p, y: p, as_loss(lambda p, y: p)):
+        with pytest.raises(ConfigurationError, match="the loss of Weighted = .*no items apart"):
+            Weighted(function)
+    for weights in (3, "ab", [[1, 2]], [1, None], [1, float("nan")], [-1]):
+        with pytest.raises(ConfigurationError, match="a number for each class"):
+            Weighted(CrossEntropy(), class_weights=weights)
 
 
 def test_a_loss_of_nothing_is_zero_and_not_nan():

@@ -219,6 +219,7 @@ LOST = {  # arguments that no gradient is known of
     "targets of classes": lambda t: nn.BinaryCrossEntropy()(Tensor(NUMBERS[:, :1]), t[:, 0]),
     "KLDivLoss": lambda t: nn.KLDivLoss()(Tensor(NUMBERS), t),
     "RelativeL2Loss": lambda t: nn.RelativeL2Loss()(Tensor(NUMBERS), t),
+    "PinballLoss": lambda t: nn.PinballLoss([0.1, 0.5, 0.9])(Tensor(NUMBERS), t[:, :1]),
     "pos_weight": lambda t: nn.BCEWithLogitsLoss(pos_weight=t[0]),
     "class weights": lambda t: nn.CrossEntropyLoss(weight=t[0]),
     "weights of samples": lambda t: nn.L1Loss().weighted_total(Tensor(NUMBERS), SHARES, t[:, 0]),
@@ -255,6 +256,34 @@ def test_the_loss_of_probabilities_is_that_of_pytorch_at_0_and_1_too():
     numpy.testing.assert_allclose(ours.grad[inside], theirs.grad.numpy()[inside], rtol=1e-10)
     with pytest.raises(ShapeError, match="sigmoid"):
         nn.BCELoss()(Tensor(p + 1), SHARES)
+
+
+def test_quantiles_cost_what_their_definition_says():
+    """The least is at the quantiles of the targets themselves."""
+    levels, y = numpy.array([0.1, 0.5, 0.9]), NUMBERS[:, :1]
+    loss, ours, theirs = nn.PinballLoss(levels), Tensor(NUMBERS, requires_grad=True), both(NUMBERS)
+    theirs.requires_grad_()
+    above = both(y) - theirs
+    expected = torch.maximum(both(levels) * above, (both(levels) - 1) * above).mean()
+    found = loss(ours, y)
+    numpy.testing.assert_allclose(found.item(), expected.item(), rtol=1e-10)
+    found.backward()
+    expected.backward()
+    inside = NUMBERS != y  # at the corner any slope between is one
+    numpy.testing.assert_allclose(ours.grad[inside], theirs.grad.numpy()[inside], rtol=1e-10)
+    weights = numpy.arange(5.0)
+    rows = [loss.total(Tensor(NUMBERS[i : i + 1]), y[i : i + 1]).item() for i in range(5)]
+    weighted = loss.weighted_total(Tensor(NUMBERS), y, weights).item()
+    numpy.testing.assert_allclose(weighted, numpy.dot(rows, weights), rtol=1e-12)
+    assert loss.count(y) == 5 and loss(Tensor(NUMBERS.astype("float16")), y).dtype == "float32"
+    many = RNG.standard_normal((999, 1))
+    best = [numpy.quantile(many, levels), numpy.quantile(many, levels + 0.02)]
+    least, more = (loss(Tensor(numpy.tile(each, (999, 1))), many).item() for each in best)
+    assert least < more
+    with pytest.raises(ShapeError, match=r"wanted \[samples, 1\] for \[samples, 3\]"):
+        loss.check_targets(y, (5, 2))
+    with pytest.raises(ConfigurationError, match="PinballLoss"):
+        nn.PinballLoss([0.5, 1.0])
 
 
 @pytest.mark.parametrize("form", [{}, {"margin": 0.3, "p": 3.0}, {"swap": True}], ids=str)

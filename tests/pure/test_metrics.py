@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy
 import pytest
 
-from shardkit.testing.nn import MAE, R2, RMSE, Accuracy, MacroF1, exact_lanes, exact_value
+from shardkit.testing.nn import MAE, R2, RMSE, Accuracy, Coverage, MacroF1, exact_lanes, exact_value
 
 ROWS = 301
 GENERATOR = numpy.random.default_rng(3)
@@ -31,6 +31,12 @@ TABLE = {
     "RMSE": (RMSE(), PREDICTED, TARGETS, lambda p, y: numpy.sqrt(numpy.mean((p - y) ** 2))),
     "MAE": (MAE(), PREDICTED, TARGETS, lambda p, y: numpy.mean(numpy.abs(p - y))),
     "R2": (R2(), PREDICTED, TARGETS, r2),
+    "coverage": (
+        Coverage(),
+        numpy.sort(LOGITS, 1),
+        TARGETS[:, :1],
+        lambda p, y: numpy.mean((p.min(1) <= y[:, 0]) & (y[:, 0] <= p.max(1))),
+    ),
     "accuracy": (Accuracy(), LOGITS, CLASSES, lambda p, y: numpy.mean(p.argmax(1) == y)),
     "accuracy of two": (
         Accuracy(),

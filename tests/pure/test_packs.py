@@ -157,5 +157,7 @@ def test_what_goes_with_a_loop_is_what_follows_it_in_a_run_of_its_dtype():
     ]
     assert named("array.cpu.activation._swiglu(float64[1], float64[1], float64[1])") == []
     lines = common(False)
+    attention = [line for line in lines if line.startswith("array.cpu.attention._attend(")]
+    assert list(map(named, attention)) == [["_attend_backward"]] * 2  # float32, bfloat16
     assert all(set(going_with(line, False)) <= set(lines) - {line} for line in lines)
     assert sum(map(len, map(named, lines))) < len(lines) / 2

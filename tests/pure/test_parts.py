@@ -11,6 +11,7 @@ from table_rows import rows_in
 
 from shardkit import Rows, SamplePart, Samples, ShapeError
 from shardkit.testing.data import (
+    Draw,
     FileMap,
     Mixture,
     PackedTokens,
@@ -182,9 +183,9 @@ class Whole(Samples):
 
 
 class Told(Whole):
-    """One that does, and is told positions too."""
+    """One that does, and is given a draw too."""
 
-    def read(self, numbers, positions=None, part=None):
+    def read(self, numbers, draw=None, part=None):
         x = values()[numbers]
         if part is None:
             return x, numbers
@@ -197,7 +198,7 @@ def test_sources_in_sources_are_told_the_part(kind):
     chosen = Selected(Mixture([kind(), kind()], [1, 2]), split_rows(18, 50)[0])
     assert chosen.reads_parts == (kind is Told)
     part, numbers = SamplePart(1, 3, 2), numpy.arange(len(chosen))
-    x, y = reader_of(chosen)(numbers, numbers, part)
+    x, y = reader_of(chosen)(numbers, Draw(0, numbers), part)
     whole, wanted_y = chosen.read(numbers)
     assert numpy.array_equal(x.array, whole[:, :, 4:8]) and numpy.array_equal(y, wanted_y)
     assert (x.start, x.stop, x.length, x.shape) == (4, 8, 11, whole.shape)

@@ -7,11 +7,12 @@ from published_runs import gpt
 
 from shardkit.testing.plan import (
     BEYOND,
-    CUT,
+    KNOWN,
     MIXED,
     OWN,
-    SHARDED,
     SHARDKIT,
+    TUNED,
+    UNKNOWN,
     ModelShape,
     PlannedTraining,
     RunLayout,
@@ -24,31 +25,37 @@ from shardkit.testing.plan import (
 
 A100 = read_cluster("a100-80gb-hdr")
 SMALL = gpt(24, 2304, 24)
+TINY = ModelShape(2, 64, 4, 64, 32)
 
 
 @pytest.mark.parametrize(
-    "layout, shape, cluster, family",
+    "layout, shape, cluster, program, family",
     [
-        (RunLayout(data=64), SMALL, A100, SHARDED),
-        (RunLayout(data=1024), SMALL, A100, BEYOND),  # more devices than any such run
-        (RunLayout(8, 8, 8), SMALL, A100, CUT),
-        (RunLayout(8, 8, 8), SMALL, read_cluster("h200-141gb-ndr"), BEYOND),  # no such run on it
-        (RunLayout(8, 8, 8), gpt(128, 40960, 160), A100, BEYOND),
-        (RunLayout(data=4), ModelShape(2, 64, 4, 64, 32), read_cluster("cpu-node"), OWN),
-        (RunLayout(data=128), SMALL, read_cluster("cpu-node"), BEYOND),
+        (RunLayout(data=64), SMALL, A100, "torch-fsdp", "torch-fsdp"),
+        (RunLayout(8, 2, 8), SMALL, A100, "megatron", "megatron"),
+        (RunLayout(data=1024), SMALL, A100, "megatron", "megatron" + BEYOND),  # more devices
+        (RunLayout(8, 8, 8), gpt(128, 40960, 160), A100, "megatron", "megatron" + BEYOND),
+        (RunLayout(), SMALL, read_cluster("b200-180gb-ndr"), "nemo-float8", "nemo" + BEYOND),
+        (RunLayout(), SMALL, A100, "megatron-core", KNOWN),  # no rows that may choose
+        (RunLayout(), SMALL, A100, "mixed", UNKNOWN),
+        (RunLayout(), SMALL, A100, "tuned", TUNED),
+        (RunLayout(), SMALL, A100, "of-a-file", UNKNOWN),
+        (RunLayout(data=4), TINY, read_cluster("cpu-node"), "shardkit", OWN),
+        (RunLayout(data=128), TINY, read_cluster("cpu-node"), "shardkit", UNKNOWN),
     ],
 )
-def test_a_layout_gets_the_band_of_runs_like_it(layout, shape, cluster, family):
-    assert band_of(layout, shape, cluster).family == family
+def test_a_layout_gets_the_band_of_its_program(layout, shape, cluster, program, family):
+    assert band_of(layout, shape, cluster, program).family == family
 
 
-def test_the_widest_band_is_that_of_what_nobody_ran():
-    widest = bands()[BEYOND]
-    for family in (SHARDED, CUT):
-        band = bands()[family]
-        assert widest.low <= band.low < band.high <= widest.high and band.rows > 10
-    low, high = widest.around(2.0)
-    assert low == 2 * widest.low and high == 2 * widest.high
+def test_what_nobody_ran_has_a_wider_band():
+    known = bands()
+    assert known[UNKNOWN].low < known[KNOWN].low < known[KNOWN].high < known[UNKNOWN].high
+    for band in known.values():
+        beyond = band.beyond()
+        assert beyond.low <= band.low < 1 < band.high <= beyond.high and band.rows > 0
+    low, high = known[KNOWN].around(2.0)
+    assert low == 2 * known[KNOWN].low and high == 2 * known[KNOWN].high
 
 
 def test_a_plan_prints_its_band_and_says_when_two_rows_are_within_it(capsys):
@@ -56,9 +63,13 @@ def test_a_plan_prints_its_band_and_says_when_two_rows_are_within_it(capsys):
     training = PlannedTraining(found, 1e9)
     print_search(training, 3)
     printed = capsys.readouterr().out
-    assert "nine of ten runs" in printed and f"of {bands()[SHARDED].rows} {SHARDED}" in printed
+    assert (
+        "nine of ten runs" in printed and f"by {bands()[UNKNOWN].rows} runs of {UNKNOWN}" in printed
+    )
     first, second = found.rows(2)
-    is_close = second.cost.seconds < first.cost.seconds * 1.15
+    is_close = (
+        second.cost.seconds < first.cost.seconds * bands()[UNKNOWN].high / bands()[UNKNOWN].low
+    )
     assert ("within this band" in printed) is is_close
     low, high = training.between(first)
     assert low < first.cost.seconds < high

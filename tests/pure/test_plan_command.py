@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+import sys
 
 import h5py
 import numpy
@@ -114,6 +115,8 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
         ("0.64, 0.68]", "0.64, 1.68]", "fractions above 0, at most 1"),
         ("0.298, 0.302]", "0.298, nan]", "fractions above 0, at most 1"),
         ("contention = 0.4", "contention = -3", "a finite number, at least 0"),
+        ("contention = 0.4", "edges = [2]", "it in [device.products]"),
+        ("devices = 8", "levels = 3\ndevices = 8", "tables, each with this head"),
     ],
 )
 def test_figures_of_hardware_that_cannot_be_are_refused(capsys, folder, given, bad, wanted):
@@ -482,11 +485,11 @@ def test_float8_is_planned_for_other_programs_where_the_device_has_it(capsys, cl
         for name, dtype in (
             ("mixed", "bfloat16"),
             ("mixed", "float8"),
-            ("mixed-gather8", "float8"),
+            ("torchtitan-float8", "float8"),
         )
     ]
     assert halves["software"] == "mixed" and cast["software"] == "mixed-float8"
-    assert gathered["software"] == "mixed-gather8-float8"
+    assert gathered["software"] == "torchtitan-float8-float8"
     assert cast["checkpoint_bytes"] == halves["checkpoint_bytes"]
 
 
@@ -496,7 +499,11 @@ def test_float8_is_planned_for_other_programs_where_the_device_has_it(capsys, cl
         ("a100-80gb-hdr", ("mixed", "float8"), "A100-SXM4-80GB has no peak for float8; it has"),
         ("h100-80gb-ndr", ("shardkit", None), None),
         ("h100-80gb-ndr", (None, "float8"), "wanted one of float32, bfloat16, float16, or --soft"),
-        ("h100-80gb-ndr", ("mixed-gather8", "bfloat16"), "wanted float8, in which mixed-gather8"),
+        (
+            "h100-80gb-ndr",
+            ("torchtitan-float8", "bfloat16"),
+            "wanted float8, in which torchtitan",
+        ),
         ("h100-80gb-ndr", ("mixed", "float32"), "wanted float16, bfloat16, float8, which mixed"),
     ],
 )
@@ -514,7 +521,7 @@ def test_float8_is_refused_in_one_sentence_where_it_cannot_be(capsys, cluster, a
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--software", "megatron"], "wanted one of shardkit"),
+        (["--software", "megatrom"], "that come with shardkit are deepspeed-zero3"),
         (["--devices", "0"], "at least 1"),
         (["--tokens", "many"], "300e9"),
     ],
@@ -533,3 +540,34 @@ def test_wrong_arguments_are_refused(capsys, arguments, message):
     except SystemExit as stopped:
         code = stopped.code
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_plan_is_fitted_to_the_steps_of_a_file(capsys, folder):
+    layouts = [{"data": 4, "micro_batches": 4}, {"data": 2, "tensor": 2, "micro_batches": 8}]
+    steps = [{"step": 1, "seconds": 0.01, "layout": {"policy": "zero1", **of}} for of in layouts]
+    (folder / "steps.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    (folder / "ours.toml").write_text('like = "megatron"\npass_factor = 2\n')
+    more = ["--devices", 4, "--software", "ours.toml", "--calibrate", "steps.jsonl"]
+    code, said, _ = plan(capsys, *more, cluster="a100-80gb-hdr")
+    assert code == 0 and said.startswith("ours.toml has efficiency") and "each of 2 steps" in said
+    code, said, error = plan(capsys, *more, "--json", cluster="a100-80gb-hdr")
+    assert json.loads(said)["software"] == "ours.toml" and error.startswith(
+        "ours.toml has efficiency"
+    )
+    more = ["--devices", 4, "--calibrate", "steps.txt"]
+    code, _, error = plan(capsys, *more, cluster="a100-80gb-hdr")
+    assert code == 2 and "steps.txt: there is no" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.thorough
+def test_a_plan_is_fitted_to_a_run(capsys, folder):
+    (folder / "text.txt").write_text("a run of four steps " * 400)
+    more = ["--data.path=text.txt", "--run.folder=run", "--run.steps=4", "--run.report_every=1"]
+    subprocess.run([sys.executable, "-m", "shardkit", "train", "model.toml", *more], check=True)
+    code, said, _ = plan(capsys, "--devices", 2, "--calibrate", "run/metrics.jsonl")
+    assert code == 0 and said.startswith("shardkit has efficiency") and "by one step" in said
+    other = ("--model.layers=3", "parameters"), ("--model.sequence_length=8", "planned length, 8")
+    for setting, wanted in other:
+        more = ["--calibrate", "run/metrics.jsonl", setting]
+        code, _, error = plan(capsys, "--devices", 2, *more)
+        assert code == 2 and wanted in error

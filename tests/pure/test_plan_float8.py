@@ -12,7 +12,6 @@ from shardkit.testing.plan import (
     block_seconds,
     in_float8,
     read_cluster,
-    software_named,
     step_cost,
 )
 
@@ -78,7 +77,7 @@ def test_tensor_ranks_gather_cast_inputs():
 
 def test_parameters_may_travel_in_float8():
     layout = RunLayout(data=64, policy="fsdp", micro_batch=1)
-    gather8 = in_float8(software_named("mixed-gather8"))
+    gather8 = in_float8(replace(MIXED, gather_bytes=1))
     slow = replace(H100, between=replace(H100.between, bytes_per_second=4e9))
     parts = [step_cost(layout, SHAPE, software, slow).parts for software in (CAST, gather8)]
     layers = SHAPE.layers * SHAPE.block_elements("layer")

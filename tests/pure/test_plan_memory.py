@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy
 import pytest
 from planned import gpt_of, mlp_of
-from published_runs import MEGATRON_2022
+from published_runs import MEGATRON_SP
 
 from shardkit.nn import ForwardContext, Tensor, backward_inputs, forward_context
 from shardkit.testing.layout import POLICIES
@@ -55,7 +55,7 @@ def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(
     """arXiv 2205.05198, table 2, in units of s b h bytes."""
     shape, tensor, micro_batch = ModelShape(96, 12288, 96, 51200, 2048), 8, 2
     kept = block_bytes(
-        shape, MEGATRON_2022, "layer", 2048 * micro_batch, tensor, recomputation, sequence
+        shape, MEGATRON_SP, "layer", 2048 * micro_batch, tensor, recomputation, sequence
     ).kept
     assert kept == 2048 * micro_batch * 12288 * formula(2048, 12288, 96, tensor)
 
@@ -228,7 +228,7 @@ def test_recomputation_and_sequence_parallelism_need_less():
                 8, 16, 8, micro_batches=16, recomputation=choice[0], is_sequence_parallel=choice[1]
             ),
             LARGE,
-            MEGATRON_2022,
+            MEGATRON_SP,
         ).activations
 
     none, sequence, selective, both, full = (

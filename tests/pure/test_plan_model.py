@@ -167,11 +167,11 @@ def test_a_table_gives_the_ends_of_its_mlp(tmp_path, kind, target, outputs):
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.update({"x": columns, "a": columns[:, 0], "b": columns[:, 1], "k": classes})
     (tmp_path / "run.toml").write_text(
-        f'[run]\ntask = "table"\nsteps = 7\n[model]\nhidden = [9, 8]\n[batch]\nsequences = 10\n'
+        f'[run]\ntask = "table"\n[model]\nhidden = [9, 8]\n[batch]\nsequences = 10\n'
         f'[data]\npath = "{tmp_path}/rows.h5"\nfeatures = ["x"]\ntarget = {json.dumps(target)}\n'
         f'kind = "{kind}"\n'
     )
-    run = read_run(tmp_path / "run.toml")
+    run = read_run(tmp_path / "run.toml", {"run.steps": 7})
     assert run.shape == MLPShape((5, 9, 8, outputs), is_of_classes=kind == "multiclass")
     assert run.rows == 54 and run.items(10) == 70
     epochs = read_run(tmp_path / "run.toml", {"run.epochs": 2.5})

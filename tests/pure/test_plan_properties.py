@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardkit.testing.plan import SOFTWARE, ModelShape, read_cluster, search, step_cost
+from shardkit.testing.plan import (
+    ModelShape,
+    known_programs,
+    read_cluster,
+    search,
+    software_named,
+    step_cost,
+)
 
 CLUSTERS = ["a100-80gb-hdr", "h100-80gb-ndr", "h200-141gb-ndr"]
 SEEDS = [
@@ -32,7 +39,7 @@ def drawn(seed):
         tied=draw.random() < 0.5,
         style=draw.choice(["gpt2", "llama"]),
     )
-    software = draw.choice([program for program in SOFTWARE.values()])
+    software = software_named(draw.choice(known_programs()))
     names = CLUSTERS + ["cpu-node"] * (software.dtype == "float32")
     cluster = read_cluster(draw.choice(names))
     devices = draw.choice([1, 2, 4, 8, 16, 32, 64, 128])

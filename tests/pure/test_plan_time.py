@@ -28,7 +28,6 @@ from shardkit.testing.plan import (
     read_cluster,
     row_of,
     slowest_of,
-    software_named,
     step_cost,
 )
 
@@ -416,7 +415,7 @@ def test_collectives_of_tensor_ranks_are_overlapped_by_choice():
     shape = ModelShape(8, 8192, 64, 51200, 2048)
     plain = RunLayout(1, 1, 8, "ddp", micro_batches=4)
     sequence = replace(plain, is_sequence_parallel=True)
-    choice = software_named("mixed-tensor")
+    choice = replace(MIXED, name="overlapping", overlaps_tensor=True)
     one, other = (step_cost(sequence, shape, program, cluster) for program in (MIXED, choice))
     assert other.parts["tensor"] < 0.7 * one.parts["tensor"]
     assert one.seconds - other.seconds == pytest.approx(

@@ -160,6 +160,101 @@ def test_frames_of_libraries_hold_the_same_columns(frame):
     assert found == expected
 
 
+FRAMES = {  # how they are written, columns
+    "fixed": ({"format": "fixed"}, "ibtd\u00f6"),
+    "compressed": ({"format": "fixed", "complevel": 5, "complib": "zlib"}, "ibt"),
+    "table": ({"format": "table"}, "ibtckd\u00f6n"),
+    "table of columns": ({"format": "table", "data_columns": True}, "ibtckn"),
+    "its own text for nothing": ({"format": "table", "data_columns": True, "nan_rep": "-"}, "ic"),
+    "two frames": ({"format": "table"}, "it"),
+    "objects": ({"format": "fixed"}, "ic"),
+}
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_a_frame_that_pandas_wrote_into_hdf5_holds_the_same_columns(case, tmp_path):
+    pandas, (how, names) = pytest.importorskip("pandas"), FRAMES[case]
+    pytest.importorskip("tables")
+    expected = {
+        "i": [1.5, None, 3.5],
+        "b": [1, 0, 1],
+        "t": [DAY, None, 0.5],
+        "c": ["x", None, "\u00e9"],
+        "k": ["u", "v", None],
+        "n": [7.0, None, 9.0],
+        "d": [3600.0, None, 1.5],
+        "\u00f6": [1.0, 2.0, 3.0],
+    }
+    columns = {name: pandas.Series(expected[name]) for name in "icn\u00f6"}
+    columns["b"] = pandas.Series([True, False, True])
+    columns["t"] = pandas.to_datetime(pandas.Series([DAY, None, 0.5]), unit="s")
+    columns["d"] = pandas.to_timedelta(pandas.Series(expected["d"]), unit="s")
+    columns |= {name: pandas.Categorical(expected[name]) for name in "kn"}
+    frame, path = pandas.DataFrame({name: columns[name] for name in names}), tmp_path / "t.h5"
+    frame.to_hdf(path, key="deep/frame", mode="w", **how)
+    if case == "two frames":
+        frame.to_hdf(path, key="other", **how)
+    refused = {
+        "two frames": "the frames deep/frame, other; wanted one",
+        "objects": "format='table'",
+    }
+    if case in refused:
+        with pytest.raises(ConfigurationError, match=refused[case]):
+            open_table(path)
+        return
+    table = open_table(path)
+    assert columns_in(table) == {name: expected[name] for name in names}
+    assert table.files() == (path,) and open_table(path).fingerprint() == table.fingerprint()
+    frame.iloc[:2].to_hdf(path, key="deep/frame", mode="w", **how)
+    assert open_table(path).fingerprint() != table.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"format": "fixed"}, "series of pandas.*to_frame"),
+        ({"format": "fixed"}, "has no rows"),
+        ({"format": "fixed"}, "MultiIndex"),
+        ({"format": "table"}, "MultiIndex"),
+    ],
+)
+def test_what_is_no_frame_of_plain_columns_is_refused_by_name(how, words, tmp_path):
+    pandas, path = pytest.importorskip("pandas"), tmp_path / "t.h5"
+    pytest.importorskip("tables")
+    frame = pandas.DataFrame({"a": [1.5, 2.5], "b": [1.0, 2.0]})
+    if words == "MultiIndex":
+        frame.columns = pandas.MultiIndex.from_tuples([("a", "x"), ("b", "y")])
+    made = {"MultiIndex": frame, "has no rows": frame.iloc[:0]}.get(words, frame["a"])
+    made.to_hdf(path, key="x", **how)
+    with pytest.raises(ConfigurationError, match=words):
+        open_table(path)
+
+
+@pytest.mark.parametrize("how", ["fixed", "table"])
+def test_a_time_that_pandas_has_as_index_is_a_column(how, tmp_path):
+    pandas, path = pytest.importorskip("pandas"), tmp_path / "t.h5"
+    pytest.importorskip("tables")
+    index = pandas.to_datetime([DAY, 2 * DAY], unit="s")
+    pandas.DataFrame({"a": [1.5, 2.5]}, index).to_hdf(path, key="x", format=how)
+    assert columns_in(open_table(path)) == {"index": [DAY, 2 * DAY], "a": [1.5, 2.5]}
+
+
+def test_a_table_of_pytables_has_its_members_as_columns(tmp_path):
+    tables, path = pytest.importorskip("tables"), tmp_path / "t.h5"
+    kinds = [("word", "S4"), ("x", "f8"), ("flag", "?"), ("v", "i2", (2,))]
+    rows = numpy.array([(b"a", 1.5, True, (1, 2)), (b"", NAN, False, (3, 4))], kinds)
+    with tables.open_file(path, "w") as file:
+        made = file.create_table("/deep", "rows", rows, createparents=True)
+        made.cols.x.create_index()
+    assert columns_in(open_table(path)) == {
+        "word": ["a", None],
+        "x": [1.5, None],
+        "flag": [1, 0],
+        "v[0]": [1, 3],
+        "v[1]": [2, 4],
+    }
+
+
 def test_nested_columns_are_taken_apart_and_others_passed_over(tmp_path):
     rows = {
         "who": [{"name": "a", "born": {"year": 1}}, None, {"name": "c", "born": None}],
@@ -452,9 +547,9 @@ def test_classes_are_named_in_the_order_of_numbers_and_unseen_ones_are_refused()
     found = [found_in(values)[0] for values in (["10", "9", "1"], ["b", "a", "c"])]
     assert [classes("x", each, 9).values for each in found] == [("1", "9", "10"), ("a", "b", "c")]
     some = Classes("x", ("1", "2"))
-    assert some.apply(numpy.array([2.0, 1.0]), str).tolist() == [1, 0]
+    assert some.known(numpy.array([2.0, 1.0]), str).tolist() == [1, 0]
     with pytest.raises(ConfigurationError, match="1, column x: '3'; wanted one of the 2 classes"):
-        some.apply(numpy.array([2.0, 3.0]), str)
+        some.known(numpy.array([2.0, 3.0]), str)
 
 
 ENCODINGS = [

@@ -26,6 +26,7 @@ LEVEL = {
     "tree": -1,
     "refusal": 0,
     "settings": 0,
+    "svg": 0,
     "layout": 1,
     "schedule": 1,
     "array": 1,

@@ -139,21 +139,13 @@ def test_a_picture_of_units_does_not_speak_of_seconds_and_the_other_way_round():
 
 
 def test_stages_of_one_rank_are_drawn_in_different_shades():
-    fills = re.findall(
-        r'height="22" fill="(#[0-9a-f]{6})" stroke', draw_svg(unit_timeline("interleaved", 2, 2, 3))
-    )
-    assert len(set(fills)) == 9
-    assert (
-        len(
-            set(
-                re.findall(
-                    r'height="22" fill="(#[0-9a-f]{6})" stroke',
-                    draw_svg(unit_timeline("1f1b", 2, 2)),
-                )
-            )
-        )
-        == 3
-    )
+    empty = {"#eeeeee"}
+    for timeline, num_colors in (
+        (unit_timeline("interleaved", 2, 2, 3), 9),
+        (unit_timeline("1f1b", 2, 2), 3),
+    ):
+        fills = re.findall(r'height="22" fill="(#[0-9a-f]{6})" stroke', draw_svg(timeline))
+        assert len(set(fills) - empty) == num_colors
 
 
 @pytest.mark.parametrize(

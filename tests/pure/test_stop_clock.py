@@ -1,5 +1,6 @@
 """When a run stops: clocks, patience and signals, without a run."""
 
+import ctypes
 import os
 import signal
 import stat
@@ -126,3 +127,20 @@ def test_a_signal_is_a_flag_and_the_first_one_is_named():
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signals.leave()  # tests/conftest.py looks whether all handlers are back
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_handler_of_a_program_in_c_is_put_back(monkeypatch, knows):
+    c = ctypes.CDLL(None)
+    c.signal.restype, c.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    own = ctypes.cast(c.abs, ctypes.c_void_p).value
+    before = c.signal(signal.SIGUSR2, own)
+    with monkeypatch.context() as patches:
+        if not knows:  # it was set before Python began
+            known = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+            patches.setattr(signal, "getsignal", known.get)
+        signals = StopSignals().listen()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert signals.is_raised()
+    signals.leave()
+    assert c.signal(signal.SIGUSR2, before) == own

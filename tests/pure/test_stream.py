@@ -6,7 +6,7 @@ import time
 import numpy
 import pytest
 
-from shardkit import Samples
+from shardkit import ConfigurationError, Samples
 from shardkit.testing.base import CorpusError
 from shardkit.testing.data import Stream
 
@@ -112,6 +112,17 @@ def test_an_error_of_the_thread_is_raised_by_the_step_that_it_belongs_to():
             for step in range(100):
                 last = later.batch(step)
         assert last is not None
+
+
+class Fewer(Numbers):
+    def read(self, numbers):
+        x, y = super().read(numbers)
+        return x[1:], y[1:]
+
+
+def test_a_read_of_fewer_samples_than_numbers_is_refused():
+    with stream(Fewer(40)) as batches, pytest.raises(ConfigurationError, match="wanted 4, as many"):
+        batches.batch(0)
 
 
 def test_close_waits_for_a_read_under_way_and_may_be_called_again():

@@ -405,17 +405,8 @@ INDEXES = {  # what is written: (file, its index, a feature, the target, how)
         text_of("Unnamed: 0,a,y\n0,1.5,2\n1,2.5,3\n"),
     ),
     "write.csv of R": ("t.tsv", "", "a", "y", text_of('""\t"a"\t"y"\n"1"\t1.5\t2\n')),
-    "to_hdf": ("t.h5", "df/axis1", "df/a", "df/y", lambda path: write_frame(path)),
     "to_parquet": ("t.parquet", "__index_level_0__", "a", "y", lambda path: write_groups(path)),
 }
-
-
-def write_frame(path):
-    """As pandas' to_hdf does in its fixed format."""
-    with h5py.File(path, "w") as file:
-        file["df/axis1"] = numpy.arange(4)
-        file["df/a"] = numpy.full((4, 1), 1.5)
-        file["df/y"] = numpy.ones(4)
 
 
 def write_groups(path):

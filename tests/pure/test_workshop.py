@@ -10,10 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shardkit.testing.array import (
+    Counter,
+    Worker,
     Workshop,
     Workshops,
     address_of,
@@ -348,6 +351,28 @@ def going_on(monkeypatch):
     module = workshop._MAIN.split()[1].rstrip(";")
     change = f"import {module} as answers; answers.going_with = lambda *_: {NEXT!r}; answers.main()"
     monkeypatch.setattr(workshop, "_MAIN", change)
+
+
+def test_a_folder_named_from_the_working_folder_is_the_same_there(opened, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "code")
+    assert code(opened, NEXT[0])
+    assert [path.name for path in tmp_path.glob("code/shardkit/*.kernel")] == [name_of(NEXT[0])]
+
+
+def test_a_worker_gets_the_loops_of_files_whose_formulas_it_knows():
+    flat = LINE, "array.cpu.flat._copy(float64[1], float64[1])"
+    node = "comm.node.loops.barrier(int64)", "comm.node.loops.broadcast(int64)"
+    orders = [], []
+    with socket.socket(socket.AF_UNIX) as listener:
+        counter = Counter(listener, cores={0, 1})
+        counter.workers += [Worker(SimpleNamespace(send=one.append), 0) for one in orders]
+        for lines in ((flat[0], node[0]), (node[1], flat[1])):
+            counter.waiting = {line: [] for line in lines}
+            counter._give_out()
+            for worker in counter.workers:
+                worker.line = ""
+    assert [[order.decode() for order in one] for one in orders] == [[*flat], [*node]]
 
 
 @several_cores

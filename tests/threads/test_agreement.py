@@ -6,6 +6,7 @@ Each case is run with two and three ranks, and differs on the first rank or on t
 
 import re
 import threading
+from pathlib import Path
 
 import h5py
 import numpy
@@ -317,7 +318,7 @@ OF_RUNS = {
     "a setting": ({"given": {"parallel.policy": "ddp"}}, "a.txt", "settings is"),
     "averages": ({"averaged": True}, "a.txt", "averaged is"),
     "the samples": ({}, "b.txt", "fingerprint of the given samples"),
-    "where they are from": ({}, None, "data is (str|NoneType)"),
+    "where they are from": ({}, None, "data is (a path|NoneType)"),
 }
 
 
@@ -337,6 +338,16 @@ def test_a_run_is_measured_alike_by_all_ranks(what, num_ranks, odd, language):
         return caught.value
 
     check_refused(sk.run_ranks(num_ranks, run, timeout=LIMIT), [sk.ShardingError], odd, words)
+
+
+def test_ranks_may_give_one_path_as_text_and_as_a_path(language):
+    def run(backend):
+        measured = TrainedRun(language / "a", {}, backend)
+        kind = (str, Path)[backend.rank]
+        return len(measured.samples(kind(language / "a.txt")))
+
+    (num_samples,) = set(sk.run_ranks(2, run, timeout=LIMIT))
+    assert num_samples > 10
 
 
 MEASURED = {

@@ -1,18 +1,18 @@
-"""What a source draws at random by position is new in each epoch, and the same on every mesh and
-after a restart.
+"""What a source draws at random is new in each epoch, and the same on every mesh and after a
+restart.
 """
 
 import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.testing.data import Mixture, Selected, Stream, reader_of, split_rows
+from shardkit.testing.data import Draw, Mixture, Selected, Stream, reader_of, split_rows
 
 NUM = 4
 
 
 class Noisy(sk.Samples):
-    """Rows with noise that is drawn by position in training, and none elsewhere."""
+    """Rows with noise that is drawn in training, and none elsewhere."""
 
     def __init__(self, length=NUM):
         self.length = length
@@ -21,16 +21,12 @@ class Noisy(sk.Samples):
     def __len__(self):
         return self.length
 
-    def read(self, numbers, positions=None):
+    def read(self, numbers, draw=None):
         x = numpy.repeat(numbers[:, None].astype("f4"), 3, 1)
-        for row, number in enumerate(numbers):
-            position = None if positions is None else int(positions[row])
-            noise = 0.0
-            if position is not None:
-                draw = numpy.random.default_rng([7, position])
-                noise = draw.normal(size=3).astype("f4")
-                x[row] += noise
-            self.told.append((int(number), position, float(numpy.sum(noise))))
+        positions = [None] * len(numbers) if draw is None else draw.positions.tolist()
+        noise = numpy.zeros(x.shape) if draw is None else draw.normal(3)
+        self.told += zip(numbers.tolist(), positions, noise.sum(1).tolist())
+        x += noise.astype("f4")
         return x, x.sum(1, keepdims=True)
 
     def fingerprint(self):
@@ -116,7 +112,7 @@ def sources():
 
 
 @pytest.mark.parametrize("name", sources())
-def test_sources_of_sources_hand_positions_on(name):
+def test_sources_of_sources_hand_the_draw_on(name):
     source, inner = sources()[name]
     with Stream(source, 0, "training", global_batch=6, first=2, count=4) as stream:
         x, _ = stream.batch(5)
@@ -128,11 +124,56 @@ def test_sources_of_sources_hand_positions_on(name):
     assert (plain == plain.round()).all()  # no noise
 
 
+class Wrapped(Noisy):
+    """A source that draws, and hands its draw on to the source that it wraps, before or after."""
+
+    def __init__(self, source, *, is_first):
+        super().__init__()
+        self.read_inner, self.is_first = reader_of(source), is_first
+
+    def read(self, numbers, draw=None):
+        noise = draw.normal(3) if self.is_first else 0
+        x, _ = self.read_inner(numbers, draw)
+        noise = noise if self.is_first else draw.normal(3)
+        return numpy.stack([noise, x - x.round()]), None
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_mixture_draws_other_numbers_than_what_it_is_wrapped_in(is_first):
+    inner = Noisy()
+    (outer, _), _ = Wrapped(Mixture([inner], [1]), is_first=is_first).read(
+        numpy.arange(4), Draw(0, numpy.arange(4))
+    )
+    within = [noise for _, _, noise in inner.told]
+    assert abs(outer.sum(1) - within).min() > 1e-6
+
+
 def test_a_read_with_any_keywords_is_told_too():
     class Open(Noisy):
         def read(self, numbers, **rest):
             return Noisy.read(self, numbers, **rest)
 
     source = Open()
-    reader_of(source)(numpy.arange(2), numpy.array([5, 6]))
+    reader_of(source)(numpy.arange(2), Draw(0, numpy.array([5, 6])))
     assert [position for _, position, _ in source.told] == [5, 6]
+
+
+class OfPositions(Noisy):
+    """A read as it was written when positions were told."""
+
+    def read(self, numbers, positions=None):
+        return Noisy.read(self, numbers)
+
+
+@pytest.mark.parametrize("make", [lambda samples: samples, lambda samples: Mixture([samples], [1])])
+def test_a_read_that_takes_positions_is_refused_on_all_ranks(tmp_path, make):
+    def on_rank(backend):
+        data = make(OfPositions()), Noisy()
+        settings = {"run.steps": 1, "batch.sequences": 4, "batch.micro_batch": 2}
+        how = {"folder": tmp_path / "run", "settings": settings, "backend": backend}
+        sk.Training(sk.models.MLP([3, 1]), data, **how).run()
+
+    with pytest.raises(
+        sk.ConfigurationError, match="OfPositions.read .* takes them.; wanted draw=None"
+    ):
+        sk.run_ranks(2, on_rank)

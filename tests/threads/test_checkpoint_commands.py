@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from builders import token_batch, train
@@ -156,6 +157,15 @@ def test_convert_goes_there_and_back_and_diff_agrees(store, capsys):
     assert code == 0 and out.startswith("gpt2: 29 tensors, 8,736 parameters\n")
     assert out.endswith("checkpoint of step 2, the newest (store/step-00000002)\n")
     assert sorted(os.listdir("gpt2")) == ["config.json", "model.safetensors"]
+    code, out, _ = shardkit(capsys, "inspect", "gpt2", "--verify")
+    assert (
+        code == 0 and out.startswith("gpt2\nstep 0") and "transformers writes no checksums" in out
+    )
+    assert "\n8,736 parameters, parameters only" in out and "2 files" not in out
+    assert f"1 file, {os.path.getsize('gpt2/model.safetensors'):,} bytes" in out
+    code, out, _ = shardkit(capsys, "plan", "gpt2", "cpu-node", "--devices", "2", "--batch", "4")
+    assert code == 0 and out.startswith("8,736 parameters on 2 devices")
+    assert "mpiexec -n 2 shardkit train --model.start=gpt2 --mesh.pipeline=" in out
     code, out, _ = shardkit(capsys, "convert", "--to", "shardkit", "gpt2", "back")
     assert code == 0 and out == "back/step-00000000: 37 tensors, 8,736 parameters\n"
     assert shardkit(capsys, "diff", "store", "back", "--model-only")[0] == 0
@@ -167,6 +177,19 @@ def test_convert_goes_there_and_back_and_diff_agrees(store, capsys):
     assert (
         code == 1 and "optimizer: AdamW and None" in out and "only in the first: 74 tensors" in out
     )
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "gpt2"], ["plan", "gpt2", "cpu-node", "--devices", "2"]]
+)
+def test_a_folder_of_another_architecture_is_refused_with_those_that_are_known(
+    command, store, capsys
+):
+    shardkit(capsys, "convert", "--to", "safetensors", "store", "gpt2")
+    config = Path("gpt2/config.json")
+    config.write_text(config.read_text().replace('"gpt2"', '"vit"'))
+    code, _, err = shardkit(capsys, *command)
+    assert code == 1 and "describes a 'vit' model; wanted gpt2, llama, mistral" in err
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit import ConfigurationError, ShapeError, ShardingError
+from shardkit import ConfigurationError, NonFiniteError, ShapeError, ShardingError
 from shardkit.testing.nn import Choice, TextPass, generation
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [9, 2, 6], [5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
@@ -189,6 +189,14 @@ def test_top_k_and_top_p_draw_from_the_likeliest_in_proportion():
         ([[1]], {"together": 0}, ConfigurationError, "together"),
         ([[1]], {"stop": [-1]}, ConfigurationError, "stop"),
         ([[1]], {"seeds": [1, 2]}, ConfigurationError, "seeds"),
+        ([[1]], {"seeds": 5}, ConfigurationError, "seeds = 5"),
+        ([[1]], {"seeds": [None]}, ConfigurationError, "seeds"),
+        ([[1]], {"temperature": None}, ConfigurationError, "temperature = None"),
+        ([[1]], {"stop": 5}, ConfigurationError, "stop = 5; wanted token numbers"),
+        ([[1]], {"stop": "ab"}, ConfigurationError, "stop"),
+        ([[1]], {"on_token": 3}, ConfigurationError, "on_token"),
+        (5, {}, ConfigurationError, "prompts = 5; wanted a list"),
+        ([1, 2], {}, ShapeError, "1-D integers"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_on_all_ranks(prompts, options, error, match):
@@ -218,3 +226,36 @@ def test_a_model_of_no_language_is_refused():
         return True
 
     assert sk.run_ranks(2, refused) == [True, True]
+
+
+@pytest.mark.parametrize("mesh", ["data", "tensor", "pipeline"])
+def test_logits_that_are_no_numbers_are_refused_on_all_ranks(mesh):
+    """One prompt alone meets the NaN: its rank must not leave the others waiting."""
+    heard = []
+
+    def refused(model):
+        parameters = model.gather_full_parameters()
+        parameters[7 * 16] = numpy.nan  # of the row of token 7
+        model.set_parameters(parameters)
+        with pytest.raises(NonFiniteError, match="behind 0 new tokens of prompt 1"):
+            model.generate([[1], [7]], 3, on_token=lambda *told: heard.append(told))
+        return True
+
+    assert set(on_mesh(mesh, refused)) == {True}
+    assert all(number == 0 and token >= 0 for number, token in heard)
+
+
+@pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_no_token_is_chosen_among_what_is_no_number(bad, temperature):
+    choice = Choice(temperature, top_k=2)
+    assert choice.token(numpy.array([0.0, bad, 1.0]), 0.5) == -1
+    assert choice.token(numpy.full(3, -numpy.inf), 0.5) == -1
+    assert choice.token(numpy.array([0.0, -numpy.inf, -9.0]), 0.5) == 0
+
+
+def test_a_model_alone_refuses_them_too():
+    model = gpt()
+    model.load_state_dict({name: each * numpy.nan for name, each in model.state_dict().items()})
+    with pytest.raises(NonFiniteError, match="prompt 0"):
+        model.generate([1, 2], 3)

@@ -188,6 +188,7 @@ BAD_TEMPLATES = {  # source, what is said
     "marks of its own": ("a\ufdd1b", "U[+]FDD0 or U[+]FDD1 stands in it"),
     "nested": ("{{" + "(" * 3000 + "1" + ")" * 3000 + "}}", "cannot be read: .*too deeply"),
     "no UTF-8": (b"a\xff", "not valid UTF-8 at byte 1"),
+    "not there": (None, "--chat-template=.*bad.jinja: no such file"),
 }
 
 
@@ -195,7 +196,8 @@ BAD_TEMPLATES = {  # source, what is said
 def test_a_template_that_tells_no_answers_or_reaches_out_is_refused(tmp_path, folder, name):
     source, said = BAD_TEMPLATES[name]
     template = tmp_path / "bad.jinja"
-    template.write_bytes(source if isinstance(source, bytes) else source.encode())
+    if source is not None:
+        template.write_bytes(source if isinstance(source, bytes) else source.encode())
     with pytest.raises((CorpusError, ConfigurationError), match=said):
         record = {"messages": [USER, ANSWER, USER, {**ANSWER, "content": "tree."}]}
         of_one(tmp_path, record, folder / "plain", chat_template=str(template))

@@ -13,7 +13,14 @@ from shardkit.testing.checkpoint import compare, find_checkpoint
 from shardkit.testing.cli import main
 from shardkit.testing.data import csv
 from shardkit.testing.task import load_task
-from shardkit.testing.train import TrainedRun, configuration_of, first_settings, predict, train_run
+from shardkit.testing.train import (
+    TrainedRun,
+    configuration_of,
+    evaluate,
+    first_settings,
+    predict,
+    train_run,
+)
 
 pytest.importorskip("pyarrow")
 
@@ -69,6 +76,15 @@ def settings_of(folder, **changes):
 
 
 CLASSES = {"data__target": ["grade"], "data__kind": "multiclass"}
+QUANTILES = 0.1, 0.5, 0.9
+MIXED = {
+    "data__target": ["price", "grade"],
+    "data__kind": "mixed",
+    "data__categories": ["grade"],
+    "data__quantiles": QUANTILES,
+    "data__features": ["city:code"],
+    "data__weights": "shop",
+}
 
 
 def run(settings, *, num_ranks=1):
@@ -144,7 +160,8 @@ def test_predictions_are_in_the_units_of_a_target_that_was_scaled_by_logarithms(
 
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
-    "ranks, changes", [((1, 3), CLASSES), ((1, 2, 4), {"batch__sequences": 16})]
+    "ranks, changes",
+    [((1, 3), MIXED), ((1, 3), CLASSES), ((1, 2, 4), {"batch__sequences": 16})],
 )
 def test_a_run_has_the_same_bits_on_any_number_of_ranks(ranks, changes, folder, monkeypatch):
     monkeypatch.setattr(csv, "_BLOCK_BYTES", 1 << 10)
@@ -156,6 +173,67 @@ def test_a_run_has_the_same_bits_on_any_number_of_ranks(ranks, changes, folder, 
     for checkpoint, about in found[1:]:
         assert about == found[0][1]
         assert compare(found[0][0], checkpoint, tolerance=0.0, model_only=True).is_equal
+
+
+def softmax(logits):
+    shares = numpy.exp(logits - logits.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+def test_a_number_and_a_class_are_predicted_by_one_model(has_weights, folder):
+    run(settings_of(folder, **MIXED | ({} if has_weights else {"data__weights": None})))
+
+    def look(backend):
+        trained = TrainedRun(folder / "run", {}, backend)
+        samples = trained.samples(str(folder / "t.csv"))
+        x, y = samples.read(numpy.arange(ROWS))
+        figures, raw = evaluate(trained, samples), trained.model.predict(x).astype("f8")
+        trained.close()
+        return figures, raw, y.astype("f8")
+
+    (figures, raw, y) = sk.run_ranks(1, look)[0]
+    above = y[:, :1] - raw[:, :3]
+    pinball = numpy.maximum(above * QUANTILES, above * (numpy.array(QUANTILES) - 1)).mean(1)
+    right = y[:, 1].astype(int)
+    entropy = -numpy.log(softmax(raw[:, 3:])[numpy.arange(ROWS), right])
+    weights = y[:, 2] if has_weights else 1.0
+    assert raw.shape == (ROWS, 8) and figures.loss == pytest.approx(
+        ((pinball + entropy) * weights).mean(), rel=1e-5
+    )
+    found = predicted(folder, str(folder / "t.csv"), num_ranks=2)
+    prices = numpy.array(
+        [float(line.split(",")[5]) for line in (folder / "t.csv").read_text().split()[1:]]
+    )
+    quantiles = numpy.stack([found[f"price.quantile_{q}"] for q in QUANTILES], 1)
+    assert (numpy.diff(quantiles, axis=1) >= 0).all()
+    assert numpy.array_equal(found["price.prediction"], quantiles[:, 1:2])
+    inside = (quantiles[:, 0] <= prices) & (prices <= quantiles[:, 2])
+    assert figures.metrics["price.coverage"] == pytest.approx(inside.mean())
+    errors = numpy.abs(quantiles[:, 1] - prices)
+    assert figures.metrics["price.mae"] == pytest.approx(errors.mean(), rel=1e-6)
+    assert figures.metrics["grade.accuracy"] == (raw[:, 3:].argmax(1) == right).mean()
+    assert numpy.array_equal(found["grade.class"] + 1, found["grade.name"].astype(int))
+    assert numpy.allclose(found["grade.probability"], softmax(raw[:, 3:]), rtol=1e-4)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    parts = [json.loads(line) for line in lines if "train_loss_price" in line]
+    assert parts and all(
+        each["train_loss"] == pytest.approx(each["train_loss_price"] + each["train_loss_grade"])
+        for each in parts
+    )
+
+
+def test_quantiles_of_a_number_alone_hold_as_many_rows_as_they_say(folder):
+    changes = {"data__quantiles": QUANTILES, "optimizer__learning_rate": 0.02}
+    steps = {"run__steps": 300, "run__checkpoint_every": 300, "run__validate_every": 300}
+    run(settings_of(folder, **changes, **steps, data__validation_percent=20.0))
+    found = predicted(folder, str(folder / "t.csv"))
+    assert [*found] == ["prediction", "quantile_0.1", "quantile_0.5", "quantile_0.9"]
+    prices = numpy.array(
+        [float(line.split(",")[5]) for line in (folder / "t.csv").read_text().split()[1:]]
+    )
+    below = [(prices <= found[f"quantile_{q}"]).mean() for q in QUANTILES]
+    assert numpy.allclose(below, QUANTILES, atol=0.12)
 
 
 def test_a_stage_of_its_own_looks_categories_up(folder):
@@ -210,6 +288,22 @@ WRONG = {
     "times to predict": (
         {"data__target": ["day"], "data__features": ["size"]},
         "column day of data.target holds times",
+    ),
+    "mixed, but numbers alone": (
+        {**MIXED, "data__categories": ["code"], "data__target": ["price", "shop_"]},
+        "'mixed' of price, shop_; wanted several targets, of which texts",
+    ),
+    "mixed, but one": ({**MIXED, "data__target": ["grade"]}, "'mixed' of grade; wanted several"),
+    "a target twice": ({"data__target": ["price", "price"]}, "price is a target twice"),
+    "quantiles without a middle": ({"data__quantiles": [0.1, 0.9]}, "and 0.5 among them"),
+    "quantiles of classes": ({**CLASSES, "data__quantiles": [0.5]}, "data.quantiles is for num"),
+    "class weights of several": (
+        {**MIXED, "data__class_weights": "balanced"},
+        "class_weights is for classes, but data.kind = 'mixed'",
+    ),
+    "a category that is not there": (
+        {"data__categories": ["cod"]},
+        "data.categories = 'cod': .* did you mean code",
     ),
     "weights below 0": (
         {"data__weights": "shop_", "data__features": ["size"]},

@@ -4,8 +4,9 @@
               <-code---              <-code---
 
 Workers are forks of it, which have Numba and LLVM at once. There are as many as are needed, and at
-most one for each core that a customer may use: those sleep while they wait. What is asked for soon
-after a line is compiled, too, where there is a core for it.
+most one for each core that a customer may use: those sleep while they wait. One that has compiled a
+loop knows the formulas of its file, and gets the others of that file. What is asked for soon after
+a line is compiled, too, where there is a core for it.
 
 It ends when the last customer has, or when nobody had asked for a while, and its workers with it.
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from . import notation
 from .common import going_with
 from .compiled import loop_named
+from .packs import parts_of_key
 from .targets import target
 from .workshop import Wire
 
@@ -46,15 +48,17 @@ def main() -> None:
 
 @dataclass(eq=False)
 class Worker:
-    """A fork of this process, and the line that it compiles; "": none."""
+    """A fork of this process, the line that it compiles ("": none), and files that it knows."""
 
     wire: Wire
     process: int
     line: str = ""
+    files: set[str] = field(default_factory=set)
 
     def begin(self, line: str) -> None:
         """Let it compile a line."""
         self.line = line
+        self.files.add(_file_of(line))
         with suppress(OSError):  # it has died, which is heard where its answer is received
             self.wire.send(line.encode())
 
@@ -153,12 +157,12 @@ class Counter:
         for line in dict.fromkeys(lines):
             if line in begun or line in self.made:
                 continue
-            idle = next((worker for worker in self.workers if not worker.line), None)
-            if idle is None:
+            idle = [worker for worker in self.workers if not worker.line]
+            if not idle:
                 if len(self.workers) == most:
                     return
-                idle = self._new_worker()
-            idle.begin(line)
+                idle = [self._new_worker()]
+            max(idle, key=lambda worker: _file_of(line) in worker.files).begin(line)
 
     def _new_worker(self) -> Worker:
         here, there = socket.socketpair()
@@ -199,6 +203,11 @@ class Counter:
         self._selector.unregister(worker.wire)
         worker.wire.close()
         os.waitpid(worker.process, 0)
+
+
+def _file_of(line) -> str:
+    """Return the module of the loop that a line names."""
+    return parts_of_key(line)[0].rpartition(".")[0]
 
 
 def _is_known(line, name) -> bool:

@@ -40,10 +40,13 @@ def make(line: str) -> tuple[str, bytes]:
     return loop.sources, loop.found_or_made(signature).pack()
 
 
-def keep(line: str) -> Path | None:
-    """Return the folder where new code for a line is kept; None: it was there before."""
+def keep(line: str, places: int | None = None) -> Path | None:
+    """Return the folder where new code for a line is kept; None: it was there before.
+
+    places   how many of the folders may keep it, the best first; None: all
+    """
     loop, signature = loop_named(line)
-    return loop.keep(signature)
+    return loop.keep(signature, places)
 
 
 def of_common(work: Callable[[str], Result], processes: int) -> dict[str, Result]:

@@ -25,10 +25,11 @@ from .tiles import tile_of_dots
 ROWS = 4
 STREAMS = 4
 STREAMS_OF_ONE_ROW = 8
+AHEAD = 8  # vectors of each stream: memory has work while sums are added up
 
-_square_tile = tile_of_dots(ROWS, STREAMS)
-_slim_tile = tile_of_dots(1, STREAMS)
-_long_tile = tile_of_dots(1, STREAMS_OF_ONE_ROW)
+_square_tile = tile_of_dots(ROWS, STREAMS, AHEAD)
+_slim_tile = tile_of_dots(1, STREAMS, AHEAD)
+_long_tile = tile_of_dots(1, STREAMS_OF_ONE_ROW, AHEAD)
 _single = tile_of_dots(1, 1)
 
 

@@ -37,9 +37,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...environment import choose_kernel_folder, kernel_folder
+from ...environment import choose_kernel_folder, compiler_options, kernel_folder
 from ...errors import FileError
 from ...files.claims import claimed
+from ...files.removing import remove_file
 from ...files.writers import can_be_trusted, read_trusted
 from ...files.writing import write_whole
 from ..machine_code import MACHINE_CODE
@@ -134,22 +135,20 @@ class Loop(Formula):
         found = self._kept(signature)
         return self.made(signature) if found is None else found
 
-    def keep(self, signature: tuple[str, ...]) -> Path | None:
-        """Compile for a signature what is not there; return the folder that keeps it now.
+    def keep(self, signature: tuple[str, ...], places: int | None = None) -> Path | None:
+        """Keep the code for a signature in a file; return the folder that has it now.
 
+        places   how many of the folders may keep it, the best first; None: all
         None: it was there. Errors: FileError if no folder takes it.
         """
-        if self._kept(signature) is not None:
+        paths = self._paths(signature)[:places]
+        if self._packed(signature) is not None or any(_read(path) is not None for path in paths):
             return None
-        self.made(signature)
-        for path in self._paths(signature):
-            if _read(path) is not None:
+        content = self.found_or_made(signature).pack()  # the workshop may have written the file
+        for path in paths:
+            if _read(path) is not None or _write(path.parent, path.name, content):
                 return path.parent
-        folders = ", ".join(map(str, self._places()))
-        raise FileError(
-            f"compiled kernels can be kept in none of {folders}; choose a folder that can be "
-            "written to: shardkit compile --folder FOLDER"
-        )
+        raise _refusal(*(path.parent for path in paths))
 
     def made(self, signature: tuple[str, ...]) -> Image:
         """Return the code that the workshop of this node compiles, or this process; and keep it.
@@ -184,15 +183,20 @@ class Loop(Formula):
         return [folder / name for folder in self._places()]
 
     def _kept(self, signature) -> Image | None:
-        if self._folders is None:
-            packed = packs.find(self.name, signature, self.sources)
-            if packed is not None:
-                return Image.unpack(packed)
+        packed = self._packed(signature)
+        if packed is not None:
+            return Image.unpack(packed)
         for path in self._paths(signature):
             content = _read(path)
             if content is not None:
                 return Image.unpack(content)
         return None
+
+    def _packed(self, signature) -> bytes | None:
+        """Return the code in the package's own file, which was made without options."""
+        if self._folders is not None or compiler_options():
+            return None
+        return packs.find(self.name, signature, self.sources)
 
     def _places(self):
         return candidate_folders() if self._folders is None else self._folders
@@ -233,21 +237,37 @@ def candidate_folders() -> tuple[Path, ...]:
     if home != "~":  # which it stays where there is no home directory
         folders.append(Path(home) / ".cache" / "shardkit")
     private = Path(tempfile.gettempdir()) / f"shardkit-kernels-{os.getuid()}"
-    return (*folders, private) if _is_private(private) else tuple(folders)
+    if _is_private(private):
+        folders.append(private)
+    return tuple(folder.absolute() for folder in folders)
 
 
 @functools.cache
 def workshops() -> Workshops:
     """Return the ways to the process that compiles for those that keep code in the same folders."""
-    ground = (_source_digest(), target().name, *map(str, candidate_folders()))
+    ground = (_source_digest(), target().name, _compiler(), *map(str, candidate_folders()))
     return Workshops(address_of(*ground))
 
 
 def keep_in(folder: Path) -> None:
-    """Let this process keep compiled code in this folder, from now on."""
+    """Let this process keep compiled code in this folder, from now on.
+
+    Errors: FileError if it takes none.
+    """
     choose_kernel_folder(folder)
     candidate_folders.cache_clear()
     workshops.cache_clear()
+    place = candidate_folders()[0]
+    if not _write(place, "trial", b""):
+        raise _refusal(place)
+    remove_file(place / "trial")
+
+
+def _refusal(*folders: Path) -> FileError:
+    return FileError(
+        f"compiled kernels can be kept in none of {', '.join(map(str, folders))}; choose a folder "
+        "that you can write to and other users cannot: shardkit compile --folder FOLDER"
+    )
 
 
 def _is_private(folder):
@@ -261,12 +281,14 @@ def _is_private(folder):
 
 @functools.cache
 def _compiler() -> str:
-    """Return a digest of what Numba and LLVM say of their versions, which are not loaded for it.
+    """Return a digest of what Numba and LLVM say of their versions, which are not loaded for it,
+    and of their options.
 
-    Other versions may make other code of the same sources, in folders that environments share.
+    Others may make other code of the same sources, in folders that environments share.
     """
-    versions = b"\0".join(map(_version_of, ("numba", "llvmlite")))
-    return hashlib.sha256(versions).hexdigest()
+    versions = map(_version_of, ("numba", "llvmlite"))
+    options = map(str.encode, compiler_options())
+    return hashlib.sha256(b"\0".join((*versions, *options))).hexdigest()
 
 
 def _version_of(library: str) -> bytes:
@@ -307,9 +329,13 @@ def _read(path):
 
 
 def _write(folder, name, content) -> bool:
-    """Write the file atomically; return False if the folder is full or cannot be written to."""
+    """Write the file atomically; return False if the folder is full, cannot be written to, or can
+    be by others: then nobody would read it.
+    """
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not can_be_trusted(folder.stat()):
+            return False
         write_whole(folder / name, _digest(name, content) + content, mode=0o644)
     except OSError:
         return False

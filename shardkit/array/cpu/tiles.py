@@ -51,6 +51,15 @@ class Lanes:
     def store(self, vector, pointer, index):
         self.builder.store(vector, self._at(pointer, index), align=self.item_bytes)
 
+    def fetch(self, pointer, index):
+        """Fetch a vector into the cache; an address of nothing is no error."""
+        flags = ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        form = ir.FunctionType(ir.VoidType(), [byte, flags, flags, flags])
+        prefetch = cgutils.get_or_insert_function(self.builder.module, form, "llvm.prefetch.p0i8")
+        at = self.builder.bitcast(self.builder.gep(pointer, [index]), byte)
+        self.builder.call(prefetch, [at, flags(0), flags(3), flags(1)])
+
     def _at(self, pointer, index):
         return self.builder.bitcast(self.builder.gep(pointer, [index]), self.kind.as_pointer())
 
@@ -199,8 +208,11 @@ def tile_product(num_rows, num_vectors):
     return multiply_tile
 
 
-def tile_of_dots(num_rows, num_columns):
-    """Return dot_tile for tiles of so many rows and columns."""
+def tile_of_dots(num_rows, num_columns, ahead=0):
+    """Return dot_tile for tiles of so many rows and columns.
+
+    ahead   vectors from those that are read to those that are fetched into the cache; 0: none are
+    """
 
     @intrinsic
     def dot_tile(
@@ -238,7 +250,10 @@ def tile_of_dots(num_rows, num_columns):
                 p = builder.mul(loop.index, index(lanes.count))
                 read = [lanes.load(x, builder.add(start, p)) for start in row_starts]
                 for k, start in enumerate(column_starts):
-                    vector = lanes.load(s, builder.add(start, p))
+                    place = builder.add(start, p)
+                    if ahead:
+                        lanes.fetch(s, builder.add(place, index(ahead * lanes.count)))
+                    vector = lanes.load(s, place)
                     for r in range(num_rows):
                         lanes.add_product(read[r], vector, sums[r][k])
             for r, row in enumerate(sums):

@@ -114,6 +114,7 @@ _REQUIRED = {
 }
 _OPTIONAL = {
     "skipped_steps": (lambda value: value is None or is_count(value), "an integer >= 0"),
+    "objectives": (lambda v: v is None or _is_table_of_counts(v), "{name: count} or null"),
     "validation": (
         _is_validation,
         '{"loss": a finite number or null, "best_step" and "patience": integers >= 0 or null}',

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
+from ...plain import counted
 from ..candidates import locate, steps_in
 from ..choice import best_of, validation_loss
 from ..format.values import text_of
 from ..load import Checkpoint
+from ..pretrained.folder import TransformersFolder, is_transformers_folder
 from .tree import tensor_tree
 
 
@@ -25,7 +27,7 @@ class Description:
 
 
 def describe(path, *, verify: bool = False) -> Description:
-    """Describe one checkpoint with all its tensors, or list those of a store or run folder.
+    """Describe one checkpoint or folder of transformers with its tensors, or list those of a run.
 
     verify  read every file and compare checksums
     Errors: FileNotFoundError, CheckpointError if `path` is a checkpoint that is damaged.
@@ -33,6 +35,13 @@ def describe(path, *, verify: bool = False) -> Description:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if is_transformers_folder(path):
+        found = TransformersFolder(path)
+        tensors = {name: {"shape": s, "dtype": "float32"} for name, s in found.shapes.items()}
+        files = {file: {"bytes": file.stat().st_size} for file in path.glob("*.safetensors")}
+        manifest = {**found.manifest, "tensors": tensors, "files": files}
+        notes = [*found.notes, *["transformers writes no checksums"] * verify]
+        return Description("\n".join([_page(path, manifest), *notes]), 0)
     folder, name = locate(path)
     if name is not None:
         return Description(_described(path, verify, _page), 0)
@@ -125,4 +134,4 @@ def _losses(manifest) -> str:
 
 def _files(manifest) -> str:
     num_bytes = sum(record["bytes"] for record in manifest["files"].values())
-    return f"{len(manifest['files'])} files, {num_bytes:,} bytes"
+    return f"{counted(len(manifest['files']), 'file')}, {num_bytes:,} bytes"

@@ -1,5 +1,6 @@
 """Signals that ask a run to stop, as a flag that is checked between steps."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -16,6 +17,28 @@ _FIRST_INTERRUPT = (
 _SECOND_INTERRUPT = b"""
 shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
 """
+
+
+_ACTION_BYTES = 512  # more than any system's struct sigaction
+
+
+class SignalAction:
+    """How this process handles a signal now, by Python or by a function of C."""
+
+    def __init__(self, number: int):
+        self._number, self._handler = number, signal.getsignal(number)
+        self._action = ctypes.create_string_buffer(_ACTION_BYTES)
+        ctypes.CDLL(None).sigaction(number, None, self._action)
+
+    @property
+    def is_ignored(self) -> bool:
+        """True if nothing follows the signal."""
+        return self._handler == signal.SIG_IGN
+
+    def put_back(self) -> None:
+        """Handle it that way again. Python knows None of what a program in C has set before it."""
+        signal.signal(self._number, self._handler or signal.SIG_DFL)
+        ctypes.CDLL(None).sigaction(self._number, self._action, None)
 
 
 class StopRequest(Protocol):
@@ -42,7 +65,7 @@ class StopSignals:
     def __init__(self):
         self.name: str | None = None  # of the first that came
         self._is_interrupted = False
-        self._before: dict[int, object] = {}  # the handlers that were there
+        self._before: dict[int, SignalAction] = {}
         self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
 
     def listen(self) -> "StopSignals":
@@ -51,17 +74,17 @@ class StopSignals:
         """
         if threading.current_thread() is not threading.main_thread():
             return self
-        self._before = {n: signal.getsignal(n) for n in (*_SIGNALS, signal.SIGINT)}
+        self._before = {n: SignalAction(n) for n in (*_SIGNALS, signal.SIGINT)}
         for number in _SIGNALS:
             signal.signal(number, self._note)
-        if self._before[signal.SIGINT] != signal.SIG_IGN:  # as shells have it in the background
+        if not self._before[signal.SIGINT].is_ignored:  # as shells have it in the background
             signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def leave(self) -> None:
         """Give the signals back to whoever handled them before listen()."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for action in self._before.values():
+            action.put_back()
         self._before = {}
 
     def ignore(self) -> None:

@@ -14,8 +14,10 @@ from ...errors import CommunicationError
 from ...files.notes import tell
 from ..alone import AloneChannel
 from ..checks import ranks_per_node
+from ..collectives.rounds import DIRECT
 from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..node import open_node
+from ..node.between import RoundsChannel
 from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
@@ -145,7 +147,9 @@ class Job:
         if len(set(homes)) == 1 and homes[0] is not None:
             return self._node.channel(messages) or messages
         here = ranks_per_node(homes)
-        return messages if here is None else self._levels(messages, here)
+        if here is not None:
+            return self._levels(messages, here)
+        return RoundsChannel(messages) if messages.size > DIRECT else messages
 
     def _levels(self, messages, here: int):
         rank = messages.rank

@@ -5,11 +5,16 @@ Importing shardkit imports no MPI; the first backend, or import_mpi(), does.
 
 import ctypes
 import os
+import re
 import sys
+from contextlib import suppress
+from importlib.util import find_spec
 from math import inf
+from typing import Any
 
 from ...errors import CommunicationError
 from ..watch.attendance import attendance
+from ..watch.folder import memory_map
 from .ending import Finalizer, ending
 from .launch import check_library
 from .start import join_roll, start_limit
@@ -30,6 +35,7 @@ def import_mpi(timeout: float = inf):
             mpi4py.rc(initialize=False)
             if _has_begun():  # the error handlers of the program stay as they are
                 mpi4py.rc(errors="default")
+                _check_extension()
         from mpi4py import MPI
     except (
         ImportError,
@@ -63,6 +69,11 @@ def import_mpi(timeout: float = inf):
     return MPI
 
 
+def communicator_of(handle: int) -> Any:
+    """Return mpi4py's communicator of a handle in Fortran, which any MPI has."""
+    return import_mpi().Comm.f2py(handle)
+
+
 def _has_begun() -> bool:
     """Return True if this program, in C or Fortran, has initialized MPI without mpi4py."""
     flag = ctypes.c_int(0)
@@ -71,6 +82,28 @@ def _has_begun() -> bool:
     except AttributeError:  # it is not linked with MPI
         return False
     return bool(flag.value)
+
+
+def _check_extension() -> None:
+    """Load mpi4py before its import, which would crash a program that uses another MPI: see which.
+
+    That of MPICH and its kin is libmpi*.so.12, that of Open MPI libmpi*.so.40.
+    """
+    found, ours = find_spec("mpi4py.MPI"), _libraries()
+    with suppress(OSError):  # the import says what is missing
+        ctypes.CDLL(found.origin if found else None)
+    both = _libraries()
+    if ours and both.keys() - ours.keys():
+        raise CommunicationError(
+            f"this program and mpi4py use different MPIs, {' and '.join(both.values())}; build one "
+            "of them with the other's mpicc"
+        )
+
+
+def _libraries() -> dict[str, str]:
+    """Return the MPI libraries of this process: {number of its binary interface: path}."""
+    found = re.findall(r"(/\S*/libmpi\w*\.so\.(\d+))", "\n".join(memory_map()))
+    return {number: path for path, number in found}
 
 
 def _finalizer(rc) -> Finalizer:

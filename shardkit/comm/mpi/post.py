@@ -57,6 +57,11 @@ class Post:
         """True if several threads may communicate at a time."""
         return self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
 
+    @property
+    def is_closed(self) -> bool:
+        """True after close(): nothing comes, and nothing can be sent."""
+        return self._comm == self._mpi.COMM_NULL
+
     def send(self, array: numpy.ndarray, to: int, tag: int) -> Posted:
         """Begin to send these bytes, [n] uint8."""
         request = self._comm.Issend([array, self._mpi.BYTE], to, tag)
@@ -77,6 +82,8 @@ class Post:
         source   of it; None: anyone
         place    [n] uint8, where it is written; None: a fresh array
         """
+        if self.is_closed:
+            return None
         origin = self._mpi.ANY_SOURCE if source is None else source
         status = self._mpi.Status()
         try:

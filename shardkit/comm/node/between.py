@@ -6,12 +6,17 @@ them: one message, where reduce-scatter and all-gather are two. Two nodes send a
 way.
 """
 
+from functools import partial
+
 import numpy
 
 from ...array.arena import empty
-from ..checks import PIECE_TAG, pieces_of
+from ..channel import ShortCall, WrappedChannel
+from ..checks import PIECE_TAG, pieces_of, shares_of
+from ..collectives.asynchronous import each_ahead, each_window_to_owner
 from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
 from ..operations import ReductionOperation
+from .channel import SMALL_BYTES
 
 FEW_NODES = 8  # on more, MPI's trees of messages are better for small arrays than one to each
 COMBINE = {
@@ -44,33 +49,43 @@ class NodeSums:
         A window at a time, so that the scratch stays small; the next one travels meanwhile.
         """
         window = SCRATCH_ELEMENTS // self._far.size
-        starts = range(0, max(part.size for part in parts), window)
-        room = self._far.size * min(window, parts[self._far.rank].size)
-        scratch = [empty(room, out.dtype) for _ in starts[:2]]
-        under_way = None
-        for number, first in enumerate(starts):
-            begun = self._begin_window(parts, slice(first, first + window), scratch[number % 2])
-            self._end_window(under_way, out, op)
-            under_way = begun
-        self._end_window(under_way, out, op)
-
-    def _begin_window(self, parts, span, scratch):
-        """Post the messages of a window; return their handle, the slices that come, the window."""
-        rank, nodes = self._far.rank, self._far.size
-        own = parts[rank][span]
-        slices = pieces_of(scratch, [own.size] * nodes)
-        slices[rank] = own
-        others = [(rank + step) % nodes for step in range(1, nodes)]
-        handle = self._far.exchange(
-            [(node, parts[node][span]) for node in others],
-            [(node, slices[node]) for node in reversed(others)],
-            PIECE_TAG,
+        largest = max(part.size for part in parts)
+        room = self._far.size * min(window, largest)
+        scratch = [empty(room, out.dtype) for _ in range(0, largest, window)[:2]]
+        each_ahead(
+            each_window_to_owner(self._far, parts, out, window, scratch, PIECE_TAG, COMBINE[op])
         )
-        return handle, slices, span
 
-    def _end_window(self, under_way, out, op) -> None:
-        if under_way is not None:
-            handle, slices, span = under_way
-            handle.wait()
-            if slices[0].size:
-                COMBINE[op](slices, out[span])
+
+class RoundsChannel(WrappedChannel):
+    """The messages of many ranks that levels do not suit: large sums go in rounds.
+
+    small_bytes   up to which MPI reduces an array
+    """
+
+    def __init__(self, messages, small_bytes: int = SMALL_BYTES):
+        super().__init__(messages)
+        self._sums, self._small_bytes = NodeSums(messages, small_bytes), small_bytes
+        self._ways = {"all_reduce": self._add, "reduce_scatter": self._add_slices}
+
+    def plan(self, verb, *arguments):
+        if verb not in self._ways or not self._suits(arguments[0], arguments[-1]):
+            return self.inside.plan(verb, *arguments)
+        return ShortCall(partial(self._ways[verb], *arguments), self.inside, verb, arguments)
+
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return num_bytes > self._small_bytes and dtype.kind in "fiu"
+
+    def _suits(self, array, op) -> bool:
+        return op in COMBINE and self.adds_in_tree_order(array.nbytes, array.dtype)
+
+    def _add(self, array, op) -> bool:
+        counts = shares_of(array.size, self.size)
+        parts = pieces_of(array, counts)
+        self._add_slices(array, parts[self.rank], counts, op)
+        self.inside.run("all_gather", parts[self.rank], array, counts)
+        return True
+
+    def _add_slices(self, send, receive, counts, op) -> bool:
+        self._sums.add(pieces_of(send, counts), receive, op)
+        return True

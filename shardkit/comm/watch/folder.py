@@ -79,17 +79,21 @@ def remove_if_abandoned(path) -> None:
 
 def note_segments(folder) -> None:
     """Note the shared memory of the MPI library, which removes it only in MPI_Finalize."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:  # a system without /proc
-        return
-    paths = {line.split()[-1] for line in lines if f" {SHARED_MEMORY}/" in line}
+    paths = {line.split()[-1] for line in memory_map() if f" {SHARED_MEMORY}/" in line}
     mine = [
         path for path in map(Path, paths) if path.name.startswith(_OF_LIBRARIES) and path.exists()
     ]
     if mine:
         text = "".join(f"{path.stat().st_ino} {path.name}\n" for path in mine)
         write_whole(Path(folder) / SEGMENTS_NAME.format(os.getpid()), text.encode())
+
+
+def memory_map() -> list[str]:
+    """Return what lies where in the memory of this process; nothing on a system without /proc."""
+    try:
+        return Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _held(path: Path) -> int:

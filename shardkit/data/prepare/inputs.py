@@ -20,12 +20,7 @@ from .readers import DocumentReader, Documents, JSONReader, Span, TextField, Tex
 from .unpacking import head_of, is_compressed, mark_of, unpack
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
-_KINDS = {
-    ".jsonl": "JSON lines",
-    ".ndjson": "JSON lines",
-    ".json": "JSON lines",
-    ".parquet": "Parquet",
-}
+_KINDS = dict.fromkeys((".jsonl", ".ndjson", ".json"), "JSON lines") | {".parquet": "Parquet"}
 LEAST_BLOCK = 1 << 20  # bytes, a power of two and a multiple of a piece
 LARGEST_BLOCK = 1 << 26
 _MANY_BLOCKS = 1024

@@ -209,6 +209,8 @@ def _template_files(preparation: Preparation) -> dict[str, bytes]:
     beside = (path if path.is_dir() else path.parent) / TEMPLATE
     if given is None and not beside.is_file():
         return {}
+    if given is not None and not Path(given).is_file():
+        raise ConfigurationError(f"--chat-template={given}: no such file; wanted a template")
     return {TEMPLATE: read_bytes(Path(given or beside), _MOST_TEMPLATE_BYTES, error=CorpusError)}
 
 
@@ -285,11 +287,7 @@ def _trained(backend, folder: PartsFolder, preparation, blocks, documents, say) 
 
 
 def _train(
-    path: Path,
-    blocks: list[Block],
-    documents: Documents,
-    size: int,
-    backend: CommunicationBackend,
+    path: Path, blocks: list[Block], documents: Documents, size: int, backend: CommunicationBackend
 ) -> None:
     readers = Readers(documents)
     with ExitStack() as merging:

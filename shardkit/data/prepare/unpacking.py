@@ -92,12 +92,10 @@ def _read(path: Path, use: Callable):
     try:
         with open(open_regular(path, error=CorpusError), "rb") as packed:
             return use(io.BufferedReader(_Unpacked(packed, _DECODERS[path.suffix])))
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # bz2 raises OSError of no number
+            raise
         raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}", path) from None
-    except OSError as error:
-        if error.errno is None:  # of the library bz2, which has no error of its own
-            raise CorpusError(f"{path} is damaged and cannot be unpacked: {error}", path) from None
-        raise
 
 
 class _Unpacked(io.RawIOBase):

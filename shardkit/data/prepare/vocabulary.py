@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 
 from ...errors import ConfigurationError, CorpusError
-from ..tokenizer import MAIN_FILE
+from ..tokenizer import MAIN_FILE, library_for
 
 END_OF_TEXT = "<|endoftext|>"
 LEAST_SIZE = 257  # all bytes, and the end of a text
@@ -27,7 +27,7 @@ def train_vocabulary(texts: Iterator[str], size: int) -> dict[str, bytes]:
             f"a vocabulary of {size} tokens; wanted at least {LEAST_SIZE}: 256 bytes and the end "
             "of a text"
         )
-    tokenizers = _library()
+    tokenizers = library_for("--train-vocabulary")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -54,13 +54,3 @@ def _configuration() -> bytes:
         "clean_up_tokenization_spaces": False,
     }
     return json.dumps(about, indent=1).encode()
-
-
-def _library():
-    try:
-        import tokenizers
-    except ImportError:
-        raise ConfigurationError(
-            "--train-vocabulary needs the library tokenizers: pip install 'shardkit[tokenizers]'"
-        ) from None
-    return tokenizers

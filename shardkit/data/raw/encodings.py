@@ -110,6 +110,7 @@ class Numbers:
     knots     values of equal ranks, from the lowest to the highest: f is the normal deviate of the
               rank; () otherwise
     log_from  f is log(value + log_from); None otherwise
+    limits    of predictions, scaled: the lowest and the highest value in training; () of features
     has_flag  some were missing in training: a second column says so
     """
 
@@ -121,11 +122,17 @@ class Numbers:
     knots: tuple[float, ...] = ()
     log_from: float | None = None
     has_flag: bool = False
+    limits: tuple[float, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its columns of x."""
         return (self.name, f"{self.name} is missing") if self.has_flag else (self.name,)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if knots and limits, where there are any, have two ends."""
+        return len(self.knots) != 1 and len(self.limits) in (0, 2)
 
     @cached_property
     def _ranks(self) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -142,6 +149,15 @@ class Numbers:
         values = as_numbers(column, self.name, where)
         scaled = numpy.nan_to_num(self.scaled(values))
         return numpy.stack([scaled, numpy.isnan(values)][: len(self.names)], 1)
+
+    def predicted(self, scaled) -> numpy.ndarray:
+        """Return predictions in the units of the file, inside of what was in training."""
+        lowest, highest = self.limits or (-numpy.inf, numpy.inf)
+        return self.invert(numpy.clip(scaled, lowest, highest))
+
+    def known(self, column, where) -> numpy.ndarray:
+        """Return a target as y has it, [n]. Errors: ConfigurationError if one is missing."""
+        return self.scaled(known(column, self.name, where))
 
     def scaled(self, values) -> numpy.ndarray:
         """Return numbers as a model has them."""
@@ -278,7 +294,7 @@ class Classes:
     name: str
     values: tuple[str, ...]
 
-    def apply(self, column, where) -> numpy.ndarray:
+    def known(self, column, where) -> numpy.ndarray:
         """Return class numbers, [n] int64. Errors: ConfigurationError on what is none."""
         text = as_text(column)
         numbers = _places(text, self.values, -1, -1)
@@ -329,7 +345,7 @@ def from_json(values: dict, path) -> Any:
     if kind is None:
         raise InputError(f"{path}: a column of an unknown kind", path, "columns")
     of_name = wanted(values.get("name"), str, path, "name")
-    texts, numbers = ("parts", "values"), ("knots", "centers", "scales")
+    texts, numbers = ("parts", "values"), ("knots", "limits", "centers", "scales")
     for name, value in values.items():
         field = f"{of_name}.{name}"
         if name in texts or name in numbers:
@@ -351,8 +367,8 @@ def _check(made, path) -> None:
         is_whole = len(made.parts) == len(made.centers) == len(made.scales)
         if not is_whole or not set(made.parts) <= set(known):
             raise InputError(f"{path}: {made.name} has unknown parts of time", path, made.name)
-    if isinstance(made, Numbers) and len(made.knots) == 1:
-        raise InputError(f"{path}: {made.name} has one knot; wanted two or more", path, made.name)
+    if isinstance(made, Numbers) and not made.is_whole:
+        raise InputError(f"{path}: {made.name} has one knot or limit; wanted two", path, made.name)
 
 
 @dataclass(frozen=True)
@@ -360,7 +376,7 @@ class ColumnEncoder:
     """All columns of a table: those of x, and those of y.
 
     features  Numbers, Times and Categories; those to look up are last in x
-    targets   Numbers, or one Classes
+    targets   Numbers and Classes
     """
 
     features: tuple[Any, ...]
@@ -383,8 +399,8 @@ class ColumnEncoder:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes; () of regression."""
-        first = self.targets[0] if self.targets else None
+        """The names of the classes of the only target; () where it is a number, or one of many."""
+        first = self.targets[0] if len(self.targets) == 1 else None
         return first.values if isinstance(first, Classes) else ()
 
     def x(self, columns: dict, where) -> numpy.ndarray:
@@ -393,21 +409,23 @@ class ColumnEncoder:
         return numpy.concatenate(parts, 1).astype(numpy.float32)
 
     def y(self, columns: dict, where) -> numpy.ndarray:
-        """Return y: class numbers [n] int64, or numbers [n, targets] float32.
+        """Return y: class numbers [n] int64, or [n, targets] float32, with classes as numbers.
 
         Errors: ConfigurationError on targets that are missing.
         """
         if self.class_names:
-            return self.targets[0].apply(columns[self.targets[0].name], where)
-        parts = [known(columns[each.name], each.name, where) for each in self.targets]
-        scaled = [each.scaled(values) for each, values in zip(self.targets, parts)]
-        return numpy.stack(scaled, 1).astype(numpy.float32)
+            return self.targets[0].known(columns[self.targets[0].name], where)
+        parts = [each.known(columns[each.name], where) for each in self.targets]
+        return numpy.stack(parts, 1).astype(numpy.float32)
 
     def invert(self, scaled) -> numpy.ndarray:
         """Return numbers [n, targets] in the units of the file, float64."""
         columns = numpy.asarray(scaled, numpy.float64).T
-        found = [target.invert(column) for target, column in zip(self.targets, columns)]
-        return numpy.stack(found, 1)
+        return numpy.stack([*map(Numbers.invert, self.targets, columns)], 1)
+
+    def predicted(self, scaled) -> numpy.ndarray:
+        """Return predictions [n, targets] likewise, inside of what was in training."""
+        return numpy.stack([*map(Numbers.predicted, self.targets, numpy.asarray(scaled).T)], 1)
 
 
 def known(column, name: str, where) -> numpy.ndarray:

@@ -9,7 +9,7 @@ column that equals another) is told by a sample, which is the same rows for all 
 in it or not by a number of its own, whoever reads it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy
@@ -153,7 +153,9 @@ class Fitting:
 
     def target(self, name: str, found: ColumnFindings) -> Numbers:
         """Return the encoding of a target that is a number. Errors: ConfigurationError."""
-        return self._number(name, found, self.target_scaling, "standard")
+        made = self._number(name, found, self.target_scaling, "standard")
+        ends = numpy.array([found.moments.lowest[0], found.moments.highest[0]])
+        return replace(made, limits=tuple(made.scaled(ends).tolist()))
 
     def _number(self, name, found, scaling, otherwise) -> Numbers:
         """Return the encoding of numbers; otherwise: for skewed ones whose logarithms are too."""
@@ -186,22 +188,14 @@ def _least_skewed(values, log_from: float, otherwise: str) -> str:
 
 
 class SlipError(ConfigurationError):
-    """A column of numbers holds a text. Whoever has the rows says where it stands."""
+    """A column of numbers holds a text; where: what stands before the column in the message."""
 
     def __init__(self, name: str, text: str, where: str):
         self.name, self.text = name, text
-        super().__init__(_slip(name, text, where))
-
-    def at(self, where: str) -> ConfigurationError:
-        """Return the error for the user, who can be told where the text stands."""
-        return ConfigurationError(_slip(self.name, self.text, where))
-
-
-def _slip(name: str, text: str, where: str) -> str:
-    return (
-        f"{where}, column {name}: {text!r:.100}; wanted a number as in most rows; name it in "
-        f"data.missing if it stands for nothing, or {name} in data.categories"
-    )
+        super().__init__(
+            f"{where}, column {name}: {text!r:.100}; wanted a number as in most rows; name it in "
+            f"data.missing if it stands for nothing, or {name} in data.categories"
+        )
 
 
 def _times(name: str, found: ColumnFindings, has_flag: bool):

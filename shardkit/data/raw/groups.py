@@ -106,13 +106,15 @@ class ArrowGroups(RowGroups):
 
 
 class FrameGroups(RowGroups):
-    """A frame in memory: a pyarrow.Table, or what pandas, polars and xarray have."""
+    """A frame in memory: a pyarrow.Table, or what pandas, polars and xarray have.
+
+    files   that it was read from
+    """
 
     is_in_memory = True
-    files = ()
 
-    def __init__(self, frame):
-        parts = arrow("a frame")
+    def __init__(self, frame, files=()):
+        parts, self.files = arrow("a frame"), files
         self._table = as_arrow(frame, parts.pa)
         self.sizes = [self._table.num_rows]
         self.types = dtypes_of(self._table.schema)

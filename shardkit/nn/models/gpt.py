@@ -414,9 +414,15 @@ class GPT(Module):
         ------
         ShapeError
             On another prompt.
-        ConfigurationError
+        ConfigurationError, NonFiniteError
         """
-        choice = Choice(temperature, top_k, top_p, repetition_penalty, tuple(stop))
+        choice = Choice(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+        )
         return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipel
 
 What is frozen of a unit (requires_grad = False) is a unit of its own: its values are gathered with
 the others, and it has no gradient, no optimizer state, no reduction and no step. So is what keeps
-other optimizer state than the rest, because a group has another rule.
+other optimizer state than the rest, because a group has another rule, or another objective.
 
 A model without blocks() is one block. Its units are what its modules own, in the order of their
 names, and they are gathered when these modules are called (step/calls.py):
@@ -155,15 +155,17 @@ def plan_units_for_stages(
     return smaller
 
 
-def with_groups(units: list[UnitPlan], groups: dict, order, rule) -> list[UnitPlan]:
+def with_groups(units: list[UnitPlan], groups: dict, order, rule, owners) -> list[UnitPlan]:
     """Return the units, of which each has parameters of one group side by side, and those whose
-    rules keep other state in parts of their own.
+    rules keep other state, or that another objective trains, in parts of their own.
 
     groups   {name: group}; order: all groups, which decides
+    owners   {name: objective that trains it}; {} if there is one loss
     """
-    if not groups:
+    if not groups and not owners:
         return units
-    return [_with_rules_apart(_in_groups(plan, groups, order), rule, groups) for plan in units]
+    units = [_in_groups(plan, groups, order) for plan in units]
+    return [_with_rules_apart(plan, rule, groups, owners) for plan in units]
 
 
 def _in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
@@ -177,16 +179,16 @@ def _in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
     return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
 
 
-def _with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
-    """Return the plan with parameters whose rules keep other state, or need whole matrices, in
-    parts of their own.
+def _with_rules_apart(plan: UnitPlan, rule, groups: dict, owners: dict) -> UnitPlan:
+    """Return the plan with parameters whose rules keep other state, or need whole matrices, or
+    that another objective trains, in parts of their own.
 
-    groups   {name: group}
+    groups   {name: group}; owners: {name: objective}
     """
 
     def kind_of(name):
         own = rule_for(name, rule, groups)
-        return tuple(own.state_names), matrix_rule_of(own) is not None
+        return owners.get(name), tuple(own.state_names), matrix_rule_of(own) is not None
 
     return plan.cut(lambda parameters: _by_kind(parameters, kind_of))
 

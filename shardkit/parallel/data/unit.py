@@ -16,7 +16,7 @@ The flat arrays are storage and messages; a parameter's identity is its name and
 `pieces` gives them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -342,6 +342,10 @@ class Units:
 
     def __getitem__(self, number: int) -> Unit:
         return self.all[number]
+
+    def outside(self, places: Collection) -> "Units":
+        """Return the units at other places than these."""
+        return Units({place: unit for place, unit in self.at.items() if place not in places})
 
     @cached_property
     def own(self) -> "Units":

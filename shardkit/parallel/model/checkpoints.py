@@ -128,6 +128,7 @@ class Checkpoints:
         features = input_features(engine.model)
         return {
             **state.counts(),
+            "objectives": dict(state.updates) if engine.plan.owners else None,
             "compute_dtype": str(engine.plan.numerics.compute_dtype),
             "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN

@@ -18,7 +18,7 @@ from ...array.backend import to_host, xp_of
 from ...array.halves import widened
 from ...comm.same import alike
 from ...errors import ConfigurationError
-from ...nn.generation import Choice, Writer, check_number, checked_prompt, in_a_row
+from ...nn.generation import Choice, Writer, check_tokens, checked_prompts, in_a_row, listed
 from ...nn.models.gpt import GPT
 from ..fingerprint import describe
 from ..step.engine import Engine
@@ -93,12 +93,15 @@ def generate(
     engine: Engine,
     prompts: Sequence,
     num_tokens: int,
-    choice: tuple,
+    choice: dict,
     seeds: Sequence[int] | None,
     on_token: Callable[[int, int], None] | None,
     together: int,
 ) -> list[numpy.ndarray]:
-    """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
+    """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh.
+
+    choice   {name: value} of a Choice
+    """
     mesh = engine.mesh
     with alike(mesh.world) as facts:
         if not isinstance(engine.model, GPT):
@@ -107,13 +110,13 @@ def generate(
                 "(sk.models.GPT)"
             )
         settings = engine.model.settings
-        texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in prompts]
-        check_number(num_tokens)
-        *how, stop = choice
-        chosen = Choice(*how, tuple(stop))
-        seeds = list(range(len(texts)) if seeds is None else seeds)
+        texts = checked_prompts(prompts, num_tokens, settings.vocabulary_size)
+        chosen = Choice(**choice)
+        several = f"{len(texts)} integers, one for each prompt"
+        seeds = listed("seeds", range(len(texts)) if seeds is None else seeds, several)
         are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
-        require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")
+        require(are_seeds, "seeds", seeds, several)
+        require(on_token is None or callable(on_token), "on_token", on_token, "a function, or None")
         is_count = is_integer(together, at_least=1)
         require(is_count, "together", together, "a number of texts, at least 1")
         engine.weights.check()
@@ -136,4 +139,5 @@ def generate(
     results = [numpy.empty(0, numpy.int64) for _ in texts]
     for rank, part in enumerate(data.all_gather_object(written)):
         results[rank :: data.world_size] = part
+    check_tokens(results)
     return results

@@ -68,13 +68,13 @@ class Learning:
         self._engine, self._history = engine, history
         self._saver = saver
 
-    def train(self, x, y) -> float:
+    def train(self, x, y, only) -> float:
         """Take a step, or accumulate its gradients; return the loss before it."""
         self._commit()
         began = time.perf_counter()
         engine = self._engine
         is_whole_step = engine.config.auto_synchronize_gradients
-        loss = engine.train(x, y) if is_whole_step else engine.accumulate(x, y)
+        loss = (engine.train if is_whole_step else engine.accumulate)(x, y, only)
         self._history.note_step(loss, (x, y), time.perf_counter() - began)
         return loss
 

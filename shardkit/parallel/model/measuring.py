@@ -180,7 +180,8 @@ class Measurement:
 
     def _of_prediction(self, prediction, y) -> list[numpy.ndarray]:
         with collectively(self._engine.mesh.world), no_grad(), whole_outputs():
-            total = self._loss.total(as_tensors(as_float64(prediction)), as_float64(y)).item()
+            with self._engine.evaluation.around_loss(self._loss):
+                total = self._loss.total(as_tensors(as_float64(prediction)), as_float64(y)).item()
             added = [self._row(float(total), self._loss.count(y))]
             return added + [metric.sums(prediction, y) for metric in self._metrics.values()]
 

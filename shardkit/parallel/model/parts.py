@@ -16,6 +16,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...errors import ShardingWarning
+from ...habits import named_here
 from ...layout.axes import COPIES
 from ...layout.policy import policy_named
 from ...nn.module import Module
@@ -160,7 +161,7 @@ def make_parts(name: str, module: Module, config: ShardingConfiguration, strateg
     with collectively(backend):
         check_usable(config)
         if not isinstance(module, Module):
-            raise TypeError(f"{wanted} for the model")
+            raise TypeError(f"{wanted} for the model{named_here(module)}")
         policy_named(strategy.policy)
     parts = Parts.assembled(module, config, strategy.make_mesh(backend), strategy, History())
     _warn_of_large_block(parts.engine)

@@ -174,7 +174,7 @@ class ShardedModel:
 
     # ---- training --------------------------------------------------------------------------------
 
-    def train(self, x: Tree, y: Tree) -> float:
+    def train(self, x: Tree, y: Tree, *, only: str | None = None) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
         Parameters
@@ -182,11 +182,14 @@ class ShardedModel:
         x, y
             [samples of this rank, ...], cut into config.micro_batches equal micro-batches; arrays,
             or tuples, lists, dicts or dataclasses of such (docs/trees.md).
+        only
+            Of several objectives (nn.Objectives), the name of the one that takes its step.
 
         Returns
         -------
         float
-            The mean loss of the global batch before the step, the same on all ranks.
+            The mean loss of the global batch before the step, the same on all ranks; the sum over
+            objectives.
 
         Raises
         ------
@@ -204,7 +207,7 @@ class ShardedModel:
         Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
         written, before anything else is done.
         """
-        return self._open.learning.train(x, y)
+        return self._open.learning.train(x, y, only)
 
     def compute_gradients(self, x: Tree, y: Tree, loss: Any = None) -> Array:
         """Return the mean gradient over the global batch of what this rank owns and trains.
@@ -383,6 +386,8 @@ class ShardedModel:
             On all ranks, on prompts that are no tokens.
         ConfigurationError, ShardingError
             On all ranks, if ranks pass different ones.
+        NonFiniteError
+            On all ranks, if logits are NaN or infinite.
 
         Notes
         -----
@@ -390,9 +395,9 @@ class ShardedModel:
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
         parallelism each token costs a pass over the text.
         """
-        choice = temperature, top_k, top_p, repetition_penalty, stop
-        given = prompts, num_tokens, choice, seeds, on_token, together
-        return generate(self._open.engine, *given)
+        choice = dict(temperature=temperature, top_k=top_k, top_p=top_p, stop=stop)
+        choice |= {"repetition_penalty": repetition_penalty}
+        return generate(self._open.engine, prompts, num_tokens, choice, seeds, on_token, together)
 
     def evaluate(self, x: Tree, y: Tree, metrics: dict[str, Metric] | None = None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.

@@ -38,6 +38,7 @@ class Stages:
     lenders   {place: places on the same rank whose parameters it borrows}
     holders   {place of a tied unit or copy: pipeline ranks that hold one, the owner's first}
     parts     {place of a unit with parts: their places}; copies have parts, too
+    idle      places of units that rest, for another objective trains them
     """
 
     plans: dict[Place, UnitPlan]
@@ -45,6 +46,7 @@ class Stages:
     lenders: dict[Place, tuple[Place, ...]]
     holders: dict[Place, tuple[int, ...]]
     parts: dict[Place, tuple[Place, ...]]
+    idle: frozenset[Place] = frozenset()
 
     @classmethod
     def of(cls, units: list[UnitPlan], ranges: list[range], order: Program) -> "Stages":
@@ -91,7 +93,7 @@ class Stages:
     @cached_property
     def frozen(self) -> frozenset[Place]:
         """The places of units whose parameters take no gradient."""
-        return frozenset(place for place, plan in self.plans.items() if plan.is_frozen)
+        return self.idle | {place for place, plan in self.plans.items() if plan.is_frozen}
 
     @cached_property
     def first_trained(self) -> Place:

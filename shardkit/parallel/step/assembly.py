@@ -6,8 +6,11 @@
 Which policy, which schedule, how many ranks is decided here, once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
+from ...arguments import require
 from ...array.device import Device
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
@@ -16,7 +19,9 @@ from ...errors import ConfigurationError
 from ...layout.axes import COPIES
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
+from ...nn.loss import FunctionLoss
 from ...nn.module import Module
+from ...nn.objectives import owners_in
 from ...optim.groups import groups_by_name
 from ...schedule.actions import Program
 from ...schedule.catalog import order_named
@@ -37,7 +42,8 @@ from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import AtCalls
-from .executor import Executor, Listening, Runtime
+from .cuda_graphs import Compilation
+from .executor import Executor, Listening, Objective, Runtime
 from .flow import Flow
 from .gathering import ByProgram
 from .numerics import LossScale, Numerics
@@ -54,9 +60,11 @@ class Blueprint:
     """What all ranks know of a model before any memory is taken.
 
     groups        {name: group} of parameters for which the rule is another
+    owners        {name: objective that trains it}; {} with one loss
     device        of this rank; of a GPU, the one that its place on the node gives it
     sharing       data ranks that share one copy of what is sharded
     is_initial    all parameters are what the seed makes
+    programs_of   function of the stages
     gathering     the class of what gathers its units (gathering.py)
     samples       how ranks share each sample; None: they do not
     """
@@ -64,12 +72,14 @@ class Blueprint:
     device: Device
     rule: object
     groups: dict
+    owners: dict[str, str]
     numerics: Numerics
     loss_scale: LossScale
     sharing: int
     keepers: Keepers
     stages: Stages
     programs: Programs
+    programs_of: Callable[[Stages], Programs]
     is_initial: bool
     gathering: type[ByProgram] | type[AtCalls]
     samples: SampleParts | None
@@ -96,6 +106,26 @@ class Assembly:
     listening: Listening
     observing: tuple[Buffers, ...]
     state: State
+
+    def objectives(self, model, config, mesh: Mesh, overlap, compilation) -> tuple[Objective, ...]:
+        """Return what steps train: the model, or parts of it while others rest."""
+        plan, parameters = self.plan, model.named_parameters()
+        if not plan.owners:
+            return (Objective("", self.units.trained, self.ahead, overlap, compilation),)
+        found = []
+        for name, loss in (config.loss or model.loss).losses.items():
+            others = {each for each, owner in plan.owners.items() if owner != name}
+            plans = plan.stages.plans.items()
+            idle = (at for at, unit in plans if others & {*unit.parameters})
+            stages = replace(plan.stages, idle=frozenset(idle))
+            own = replace(plan, stages=stages, programs=plan.programs_of(stages))
+            beside = self.units, self.pools, self.plain.movement, self.listening
+            plain, ahead = _runtimes(config, mesh, own, *beside)
+            units = self.units.outside(stages.frozen)
+            plain = Compilation(plain, self.pools, mesh, model, plan.owners)
+            rest = FunctionLoss(loss), tuple(parameters[each] for each in others)
+            found.append(Objective(name, units, ahead, overlap, plain, *rest))
+        return tuple(found)
 
     @classmethod
     def of(
@@ -147,7 +177,6 @@ class Assembly:
             is_initial=plan.is_initial,
             awaits_values=awaits_values,
         )
-        groups = config.parameter_groups
         return cls(
             plan=plan,
             pools=pools,
@@ -156,7 +185,7 @@ class Assembly:
             ahead=ahead,
             listening=listening,
             observing=(buffers,) if buffers.everyones else (),
-            state=State(model, mesh.world, weights, buffers, plan.rule, plan.loss_scale, groups),
+            state=State(model, mesh.world, weights, buffers, plan, config.parameter_groups),
         )
 
 
@@ -186,44 +215,52 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     order = order_named(config.schedule)(
         mesh.size("pipeline"), config.micro_batches, config.virtual_stages
     )
-    stages = _stages(model, config, order, rule, groups)
+    owners = owners_in(model, config.loss)
+    stages = _stages(model, config, order, rule, groups, owners)
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     sharing = _sharing(config, mesh, policy)
     keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
     is_released = keepers.parameters.is_released_after_use
     gathering = AtCalls if stages.are_of_modules and is_released else ByProgram
-    programs = gathering.programs(
-        order,
-        stages,
-        mesh.coordinates.pipeline,
-        clip=config.max_gradient_norm is not None,
-        begins_gathers=is_released,
-        begins_reductions=config.deterministic and not config.gradient_compression,
-    )
+    programs_of = _programs_of(config, mesh, order, gathering, begins_gathers=is_released)
     return Blueprint(
         device=device,
         rule=rule,
         groups=groups,
+        owners=owners,
         numerics=numerics,
         loss_scale=LossScale.of(config, numerics),
         sharing=sharing,
         keepers=keepers,
         stages=stages,
-        programs=programs,
+        programs=programs_of(stages),
+        programs_of=programs_of,
         is_initial=is_initial,
         gathering=gathering,
         samples=samples,
     )
 
 
-def _stages(model, config, order: Program, rule, groups: dict) -> Stages:
+def _programs_of(config, mesh, order: Program, gathering, *, begins_gathers: bool):
+    """Return the function of stages that returns the programs of this pipeline rank."""
+    return partial(
+        gathering.programs,
+        order,
+        pipeline_rank=mesh.coordinates.pipeline,
+        clip=config.max_gradient_norm is not None,
+        begins_gathers=begins_gathers,
+        begins_reductions=config.deterministic and not config.gradient_compression,
+    )
+
+
+def _stages(model, config, order: Program, rule, groups: dict, owners: dict) -> Stages:
     """Return the units of the model, cut into the stages of the order."""
     num_stages = len({action.stage for actions in order.values() for action in actions})
     is_clipped = config.max_gradient_norm is not None
     units = plan_units_for_stages(
         model, config.minimum_parameter_group_size, num_stages, is_clipped=is_clipped
     )
-    units = with_groups(units, groups, config.parameter_groups, rule)
+    units = with_groups(units, groups, config.parameter_groups, rule, owners)
     ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
     stages = Stages.of(units, ranges, order)
     check_buffers(model, stages)
@@ -261,6 +298,8 @@ def _cut_samples(model, config, mesh) -> SampleParts | None:
     domain = mesh.group("domain")
     if domain.world_size == 1:
         return None
+    owned, wanted = owners_in(model, config.loss), "1: several objectives read whole predictions"
+    require(not owned, "domain", domain.world_size, wanted)
     if config.device == "cuda" or config.sequence_parallel:
         what = "sequence_parallel" if config.sequence_parallel else 'device = "cuda"'
         raise ConfigurationError(

@@ -15,6 +15,7 @@ from operator import itemgetter
 
 import numpy
 
+from ...arguments import require
 from ...array.backend import host_array, is_array
 from ...array.dtypes import is_half
 from ...comm.failure.agreement import CommonNumber, collectively
@@ -89,25 +90,28 @@ class Batches:
         self.compares_peers = compares_peers
 
     def agree(
-        self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None
+        self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None, choice=(None, ())
     ) -> AgreedBatch:
         """Return the batch of this step. Collective over the mesh.
 
         loss     instead of the usual one
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
-        Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
-        micro-batches, is not accepted by the model or the loss, or is a tree of another structure
-        than that of other ranks; StopVoted, ShardingError naming the ranks that passed another part
-        than their peers.
+        choice   `only` that objective, None: all; and all
+        Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
+        rank is empty, does not divide into the micro-batches, is not accepted by the model or the
+        loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
+        ShardingError naming the ranks that passed another part than their peers.
         """
         common = CommonNumber()
+        only, objectives = choice
         with collectively(self._mesh.world, ballot, common):
+            _check_choice(only, [each.name for each in objectives if each.name])
             criterion = as_loss(loss or self._usual_loss())
             x, y = self._checked_samples(criterion, x, y)
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
-            common.value = _structure_number(x, y)
+            common.value = _structure_number(x, y, only=only)
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
@@ -117,7 +121,7 @@ class Batches:
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, **given)
+        self._check_common(common, only, **given)
         self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
@@ -223,16 +227,17 @@ class Batches:
             with collectively(self._mesh.world):
                 self._samples.check_same(*trees)
 
-    def _check_common(self, common: CommonNumber, **trees) -> None:
-        """Raise ShapeError on all ranks if some have trees of another structure."""
+    def _check_common(self, common: CommonNumber, only: str | None = None, **trees) -> None:
+        """Raise ShapeError on all ranks if some have other structures of trees, or another only."""
         if common.is_common:
             return
         mine = ", ".join(f"{name} = {_told(tree)}" for name, tree in trees.items())
+        mine += "" if only is None else f", only = {only!r}"
         everyones = self._mesh.world.all_gather_object(mine)
         rank = next(rank for rank, theirs in enumerate(everyones) if theirs != everyones[0])
         raise ShapeError(
             f"rank 0 passed {everyones[0]}, but rank {rank} {everyones[rank]}; wanted trees of one "
-            "structure on all ranks, * standing for an array"
+            "structure on all ranks, * standing for an array, and the same only"
         )
 
 
@@ -256,6 +261,7 @@ class Intake:
         *,
         first_gradient: int = 0,
         first_sample: int = 0,
+        choice=(None, ()),
     ) -> tuple[AgreedBatch, Inputs]:
         """Agree on the batch, and cut this rank's part into micro-batches. Collective.
 
@@ -265,7 +271,7 @@ class Intake:
         self.check_weights()
         num, parts = self._micro_batches, self._parts
         state = parts.state
-        batch = self._batches.agree(x, y, num, loss, ballot)
+        batch = self._batches.agree(x, y, num, loss, ballot, choice)
         size = batch.own_samples // num
         whole = batch.x
         x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
@@ -296,7 +302,7 @@ class Intake:
             loss_scale=state.loss_scale.value,
             gradient_scale=self.gradient_scale(batch.items),
             first_gradient=first_gradient,
-            update=Update(state.next_update),
+            update=Update(state.step_number + 1),
         )
 
     def check_weights(self) -> None:
@@ -375,11 +381,17 @@ def _is_empty(tree) -> bool:
     return 0 in tree.shape if hasattr(tree, "shape") else not num_samples(tree)
 
 
-def _structure_number(*trees) -> int:
-    """Return 32 bits for the structure of trees: 0 if each is one array."""
-    if all(map(is_array, trees)):
+def _check_choice(only: str | None, names: list[str]) -> None:
+    wanted = ", ".join(names) or "None: no objective is chosen"
+    if only is not None:
+        require(only in names, "only", only, wanted)
+
+
+def _structure_number(*trees, only: str | None = None) -> int:
+    """Return 32 bits for the structure of trees and a choice: 0 if each is one array, and none."""
+    if only is None and all(map(is_array, trees)):
         return 0
-    return zlib.crc32(" ".join(map(_told, trees)).encode())
+    return zlib.crc32(" ".join([*map(_told, trees), repr(only)]).encode())
 
 
 def _told(tree) -> str:

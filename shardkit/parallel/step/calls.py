@@ -42,7 +42,7 @@ class AtCalls:
     A Gathering (gathering.py), and Surroundings, which modules are called in. Forward and backward
     are collective over the data axis.
     parts     the units, in order: the block's own, and its parts
-    trained   numbers of those that are not frozen
+    trained   numbers of those that take a gradient
     user      the number of the block, as their gradients know it
     """
 
@@ -57,7 +57,7 @@ class AtCalls:
         ((place, parts),) = stages.parts.items()
         self._places = place, *parts
         self.parts = [units.at[at] for at in self._places]
-        self.trained = [n for n, at in enumerate(self._places) if at in units.trained.at]
+        self.trained = [n for n, at in enumerate(self._places) if at not in stages.frozen]
         self.user = stages.places.index(place)
         self._company = Company(mesh, self.parts[0].device)
         self._numbers = {
@@ -159,7 +159,7 @@ class AtCalls:
         """Return False: an error is one of all ranks, and ends the program on all."""
         return False
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output, and write all gradients on the way."""
         is_last = m == self._last_backward
         reduce_now = partial(self._reduce_now, inputs.gradient_scale) if is_last else None

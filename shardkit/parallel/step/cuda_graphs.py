@@ -38,13 +38,13 @@ class Compilation:
     runtime   what runs them: the plain one, or CUDA graphs around it
     """
 
-    def __init__(self, runtime, pools: Pools, mesh: Mesh, model: Module):
+    def __init__(self, runtime, pools: Pools, mesh: Mesh, model: Module, owners):
         self.runtime = runtime
         self._pools = pools
         self._world = mesh.world
         self._model = model
         self._graphs: CudaGraphs | None = None
-        self._obstacle = _obstacle(pools.device, mesh, model, runtime.flow.plain_work)
+        self._obstacle = _obstacle(pools.device, mesh, model, runtime.flow.plain_work, owners)
 
     def start(self) -> None:
         """Capture steps that are alike as CUDA graphs, and replay them from then on.
@@ -75,8 +75,10 @@ class Compilation:
             self._graphs.forget()
 
 
-def _obstacle(device, mesh, model, work) -> str | None:
+def _obstacle(device, mesh, model, work, owners) -> str | None:
     """Return what is in the way of capturing steps; None if nothing is."""
+    if owners:
+        return "it has several objectives, and a graph holds the gradients of all parameters"
     if model.named_buffers():
         return "its buffers observe each forward pass, and a replayed graph has none"
     if not all(parameter.requires_grad for parameter in model.parameters()):

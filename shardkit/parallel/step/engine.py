@@ -8,13 +8,15 @@ predictions and losses without learning are in evaluation.py.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from math import hypot
 
 import numpy
 
+from ...arguments import require
 from ...array.backend import host_array
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
@@ -24,8 +26,8 @@ from ...layout.axes import COPIES
 from ...layout.policy import Policy
 from ...nn.loss import FunctionLoss, Loss
 from ...nn.module import Module
+from ...nn.objectives import Objectives
 from ...optim.clipping import clip_factor
-from ...schedule.actions import Action
 from ...schedule.grid import unit_timeline
 from ..data.overlap import Overlap
 from ..data.unit import Units
@@ -34,6 +36,7 @@ from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
+from .executor import Objective, groups_due
 from .inputs import Inputs, Results, Update
 from .votes import (
     NOTHING_COUNTS,
@@ -89,6 +92,7 @@ class Engine:
     Making one, and every method here, is collective over the mesh.
 
     parts           what it is made of (assembly.py)
+    objectives      what its steps train: one, or the parts of several
     compilation     of its steps as CUDA graphs
     overlap         whether messages go ahead in the next step
     gradient_norm   of the last step, before clipping; None if nothing clips
@@ -106,13 +110,13 @@ class Engine:
         self.model, self.config, self.mesh = model, config, mesh
         self.parts = parts = Assembly.of(model, config, mesh, policy, is_copy=is_copy)
         plan = parts.plan
-        self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
+        self.compilation = Compilation(parts.plain, parts.pools, mesh, model, plan.owners)
         samples = plan.samples
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
         self._batches, self._intake = batches, Intake(batches, parts, config)
         usual = config.loss or model.loss
-        is_function = isinstance(usual, FunctionLoss) or not isinstance(usual, Loss)
-        self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=is_function)
+        has_names = isinstance(usual, (FunctionLoss, Objectives)) or not isinstance(usual, Loss)
+        self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=has_names)
         self.evaluation = Evaluation(
             parts.plain,
             plan.programs.forward,
@@ -131,6 +135,8 @@ class Engine:
             and plan.programs.ahead != plan.programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
+        self.objectives = parts.objectives(model, config, mesh, self.overlap, self.compilation)
+        self._are_together = isinstance(usual, Objectives) and usual.together
         self._gradients = Accumulation()
         self._ballot: Ballot | None = None  # before each train() and accumulate()
         self.gradient_norm: float | None = None
@@ -175,13 +181,8 @@ class Engine:
 
     @property
     def runtime(self):
-        """What runs the next step, with its program."""
-        return self.parts.ahead if self.overlap.is_on else self.compilation.runtime
-
-    @property
-    def program(self) -> tuple[Action, ...]:
-        """The actions of the next step, on this pipeline rank."""
-        return self.runtime.program.whole
+        """What runs the next step, with its program; of several objectives that of the first."""
+        return self.objectives[0].runtime
 
     @cached_property
     def bubble_fraction(self) -> float:
@@ -195,17 +196,16 @@ class Engine:
 
     # ---- training --------------------------------------------------------------------------------
 
-    def train(self, x, y) -> float:
-        """Take one whole step; return the mean loss of the global batch before it."""
+    def train(self, x, y, only=None) -> float:
+        """Take one whole step, or of one objective; return the mean loss of the global batch."""
         began = time.perf_counter()
         self.listening.begin_step(self.state.step_number + 1)
-        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot)
-        results = self._compute(batch, inputs)
-        loss = self._take_step(results, batch.items)
-        self.state.samples_seen += batch.samples
+        choice = only, self.objectives
+        batch, inputs = self._intake.inputs(x, y, ballot=self._ballot, choice=choice)
+        groups = groups_due(self.objectives, only, self._are_together)
+        loss = self._take_steps((self._compute(due, batch, inputs) for due in groups), batch)
         self.listening.end_step()
-        if not self.overlap.is_settled:
-            self.overlap.count(time.perf_counter() - began)
+        self.overlap.count(time.perf_counter() - began)
         return loss
 
     def compute_gradients(self, x, y, loss=None) -> float:
@@ -213,17 +213,16 @@ class Engine:
 
         Afterwards units hold the mean gradient of what this rank owns.
         """
+        require(not (loss and self.plan.owners), "loss", loss, "None: each objective has its own")
         first = self._gradients.computed
         batch, inputs = self._intake.inputs(x, y, loss, first_sample=first)
         if not batch.items:
             raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
-        results = self._compute(batch, inputs)
+        results = self._compute(self.objectives, batch, inputs)
         self._gradients.count(first + batch.samples)
-        mean_loss = self._losses.mean_of(results, batch.items)
-        self._check_failures(results)
-        return mean_loss
+        return self._checked_losses(results, batch.items)
 
-    def accumulate(self, x, y) -> float:
+    def accumulate(self, x, y, only: str | None = None) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
         pending = self._gradients
         batch, inputs = self._intake.inputs(
@@ -232,12 +231,13 @@ class Engine:
             ballot=self._ballot,
             first_gradient=pending.micro_batches,
             first_sample=pending.samples,
+            choice=(only, ()),
         )
-        results = self.runtime.run(self.runtime.program.local, inputs)
-        self._check_failures(results)
+        results = {each: each.run("local", inputs) for each in self.objectives}
+        loss = self._checked_losses(results, batch.items)
         pending.add(self.config.micro_batches, batch.samples, batch.items)
         self.state.samples_seen += batch.samples
-        return self._losses.mean_of(results, batch.items)
+        return loss
 
     def reduce_accumulated(self):
         """Reduce what accumulate() left: the mean over all its calls.
@@ -250,7 +250,8 @@ class Engine:
             )
         items = self._gradients.items
         inputs = Inputs(gradient_scale=self._intake.gradient_scale(items))
-        self.runtime.run(self.runtime.program.reduction, inputs)
+        for objective in self.objectives:
+            objective.run("reduction", inputs)
         self._gradients.reduce(items)
 
     def update(self, learning_rate: float | None = None):
@@ -263,7 +264,8 @@ class Engine:
                 "no synchronized gradients; call compute_gradients() or synchronize_gradients() "
                 "first"
             )
-        self._take_step(Results(), learning_rate=learning_rate)
+        results = {each: Results() for each in self.objectives}
+        self._take_steps([results], learning_rate=learning_rate)
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
@@ -293,8 +295,8 @@ class Engine:
             updated[...] = self.device.from_host(gradients[at : at + updated.size])
             at += updated.size
         self._gradients.reduce(None)
-        # Copies, which have zero, get the sum.
-        self.runtime.run(self.runtime.program.ties, Inputs())
+        for objective in self.objectives:  # copies, which have zero, get the sum
+            objective.run("ties", Inputs())
         self.update(learning_rate)
 
     @property
@@ -312,18 +314,44 @@ class Engine:
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def _compute(self, batch: AgreedBatch, inputs: Inputs) -> Results:
-        """Run forward, backward and reduction."""
+    def _compute(self, objectives, batch: AgreedBatch, inputs):
+        """Run forward, backward and reduction of each."""
         self.drop_gradients()
-        results = self.runtime.run(self.runtime.program.gradients, inputs)
+        results = {each: each.run("gradients", inputs) for each in objectives}
         self._gradients.reduce(batch.items)
         return results
 
-    def _take_step(
-        self, computed: Results, items: float | None = None, learning_rate: float | None = None
+    def _take_steps(
+        self,
+        computed: Iterable[dict[Objective, Results]],
+        batch: AgreedBatch | None = None,
+        learning_rate=None,
     ) -> float | None:
+        """Take a step of the model: of each objective, group by group as they are computed."""
+        taken: list[tuple] = []
+        items = None if batch is None else batch.items
+        for results in computed:
+            try:
+                taken += [self._take_step(*each, items, learning_rate) for each in results.items()]
+            finally:
+                self.drop_gradients()
+            for unit in self.units.all:
+                unit.gather_if_lasting()
+        losses, norms, skips = zip(*taken)
+        state, skip = self.state, next(filter(None, skips), None)
+        state.skips.count(skip)
+        if skip is None or not skip.is_empty:
+            state.loss_scale.count(skip is None)
+        state.step_number += 1
+        state.samples_seen += 0 if batch is None else batch.samples
+        self.gradient_norm = None if None in norms else hypot(*norms)
+        return None if items is None else sum(losses)
+
+    def _take_step(
+        self, objective: Objective, computed: Results, items: float | None, learning_rate
+    ) -> tuple:
         """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or
-        infinite, or means of nothing. Return the mean loss over these items.
+        infinite, or means of nothing. Return the mean loss over these items, norm and skip.
 
         With clipping the gradient norm is the vote, without it one small message is. Either way a
         GPU's losses are fetched with what is judged, so that the host waits once.
@@ -331,34 +359,27 @@ class Engine:
         of a rank raised; nothing has changed then.
         """
         is_empty = self._gradients.reduced_items == 0
-        state, units = self.parts.state, self.parts.units
+        state, name = self.state, objective.name
         is_good = computed.failure is None and not is_empty
-        update = Update(state.next_update, learning_rate, is_good=is_good, computed=computed)
-        norm = self.runtime.run(self.runtime.program.clip, Inputs(update=update)).gradient_norm
-        self.gradient_norm = norm
+        number = state.updates[name] + 1
+        update = Update(number, learning_rate, is_good=is_good, computed=computed)
+        norm = objective.run("clip", Inputs(update=update)).gradient_norm
         skip = None
-        takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, units.trained.all)
-        loss = None if items is None else self._losses.mean_of(computed, items)
+        takes_it = is_agreed_good(self.mesh.world, norm, is_good, computed, objective.units.all)
+        loss = None if items is None else self._losses.mean_of(computed, items, name)
         if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
-            self.runtime.run(self.runtime.program.step, Inputs(update=update))
+            objective.run("step", Inputs(update=update))
+            state.updates[name] = number
             for buffers in self.parts.observing:
                 buffers.apply()
         else:
-            self.drop_gradients()
             raise_failure(self.mesh.world, computed.failure)
             ranks = ranks_with_bad_losses(self.mesh.world, computed.losses.values())
             skip = SkippedStep(state.step_number + 1, loss, norm, ranks, is_empty)
-        state.skips.count(skip)
-        if not is_empty:
-            state.loss_scale.count(skip is None)
-        state.step_number += 1
-        self.drop_gradients()
-        for unit in units.all:
-            unit.gather_if_lasting()
-        return loss
+        return loss, norm, skip
 
     @contextmanager
     def voting(self, ballot: Ballot | None) -> Iterator[None]:
@@ -369,10 +390,10 @@ class Engine:
         finally:
             self._ballot = None
 
-    def _check_failures(self, results: Results):
-        """Raise on all ranks what stopped one that had to go on with zeros; its gradients are of no
-        use then.
-        """
-        if agree(self.mesh.world, results.failure is not None):
+    def _checked_losses(self, results: dict[Objective, Results], items: float) -> float:
+        """Return the sum of mean losses; or raise on all ranks what made one go on with zeros."""
+        failures = [each.failure for each in results.values() if each.failure is not None]
+        if agree(self.mesh.world, bool(failures)):
             self.drop_gradients()
-            raise_together(self.mesh.world, results.failure)
+            raise_together(self.mesh.world, next(iter(failures), None))
+        return sum(self._losses.mean_of(results[o], items, o.name) for o in results)

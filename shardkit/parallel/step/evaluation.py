@@ -1,5 +1,7 @@
 """Predictions and losses of the global batch, without learning."""
 
+from contextlib import nullcontext
+
 import numpy
 
 from ...array import fresh
@@ -146,7 +148,7 @@ class Evaluation:
         criterion = batch.loss
         prediction = self.forward(batch.x)
         total = items = 0.0
-        with collectively(self._mesh.world), no_grad():
+        with collectively(self._mesh.world), no_grad(), self.around_loss(criterion):
             if prediction is not None:
                 targets = map_tree(self._device.from_host, batch.y)
                 if sum(leaf.size for leaf in leaves(prediction)) <= _FEW_ELEMENTS:
@@ -154,6 +156,13 @@ class Evaluation:
                 total = float(criterion.total(as_tensors(prediction), targets).item())
                 items = float(criterion.count(batch.y))
         return total, items
+
+    def around_loss(self, loss):
+        """Inside, a loss may read parameters of the last unit. Collective, as its forward is."""
+        if self._samples is not None or not loss.takes_trees:
+            return nullcontext()
+        flow = self._runtime.flow
+        return flow.plain_work.gathering.around("loss", flow.stages.last, 0, Inputs())
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over data ranks of what the last stage of each has."""

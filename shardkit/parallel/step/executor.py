@@ -10,13 +10,16 @@ out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap
 (cuda_graphs.py). Recorders are told each action, if there are any (recorder.py).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
+from ...nn.context import OBJECTIVE
+from ...nn.freezing import set_trained
 from ...schedule.actions import Action, Kind
 from ..data.unit import Units
 from ..pipeline.programs import StepProgram
@@ -105,6 +108,52 @@ class Listening:
         """Note a checkpoint that is written in the background from now on."""
         for recorder in self.recorders:
             recorder.beside.append(pending)
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What a step trains: all of a model (its name is ""), or the part of one of its objectives.
+
+    units         that take a gradient; others: parameters that other objectives train
+    ahead         runs the program with messages ahead, where overlap is on; else compilation does
+    """
+
+    name: str
+    units: Units
+    ahead: Any
+    overlap: Any
+    compilation: Any
+    loss: Any = None
+    others: tuple = ()
+
+    @property
+    def runtime(self):
+        """What runs the next step."""
+        return self.ahead if self.overlap.is_on else self.compilation.runtime
+
+    def run(self, part: str, inputs: Inputs) -> Results:
+        """Run a part of the program, named as in StepProgram; what others train rests."""
+        runtime = self.runtime
+        actions = getattr(runtime.program, part)
+        if not self.name:
+            return runtime.run(actions, inputs)
+        token = OBJECTIVE.set(self.name)
+        set_trained(self.others, False)
+        try:
+            results = runtime.run(actions, replace(inputs, loss=inputs.loss and self.loss))
+        finally:
+            set_trained(self.others, True)
+            OBJECTIVE.reset(token)
+        for m, loss in results.losses.items():
+            named = {f"{self.name}.{name}": p for name, p in results.parts.get(m, {}).items()}
+            results.parts[m] = {self.name: loss, **named}
+        return results
+
+
+def groups_due(objectives: Sequence[Objective], only: str | None, together: bool) -> list:
+    """Return the objectives that take a step, in groups whose gradients come first."""
+    due = [each for each in objectives if only in (None, each.name)]
+    return [due] if together else [[each] for each in due]
 
 
 class Executor:

@@ -9,14 +9,17 @@ The blocks of a model say which unit comes next, so its program can say when to 
 block does not: there it is the modules inside of it that say so, when they are called.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Protocol
 
 from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
+from ...errors import ShardingError
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
+from ...nn.tape import parameter_uses
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
+from ...tree import leaves
 from ..data.unit import Unit, Units
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
@@ -51,12 +54,12 @@ class Gathering(Protocol):
         """Inside, the parameters of what is computed are whole when they are read; an error is one
         of all ranks that compute it together.
 
-        what   "forward" or "backward", of a unit and micro-batch m
+        what   "forward" or "backward", of a unit and micro-batch m; or "loss", without learning
         """
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
-        """Go back from the output of micro-batch m; return what is still to be computed for
-        parameters.
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+        """Go back from the output of a unit and micro-batch; return what is still to be computed
+        for parameters.
         """
 
     def owners(self, place: Place) -> list[Unit]:
@@ -78,7 +81,8 @@ class ByProgram:
     programs = staticmethod(Programs.of)
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
-        self._units = units.at
+        self._units, self._uses, self._plans = units.at, stages.uses, stages.plans
+        self._unseen = set(units.at)  # whose first backward is still to come
         self._company = company = Company(mesh, units.all[0].device)
         self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
@@ -119,16 +123,46 @@ class ByProgram:
     def around(self, what: str, at: Place, m: int, inputs: Inputs) -> AbstractContextManager:
         """Return where ranks that compute together agree on errors: GATHER has been there."""
         tells = what == "forward" and at in self._told
+        if what == "loss":
+            return self._gathered(at)
         return self._company.at(f"{what} of micro-batch {m}", inputs, tells=tells)
+
+    @contextmanager
+    def _gathered(self, at: Place):
+        places = filter(self._units.__contains__, self._uses.gathered(at))
+        units = [self._units[each] for each in places]
+        for unit in units:
+            unit.gather()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.release()
 
     def agrees_on(self, error: Exception) -> bool:
         """Return whether all ranks that compute together know of the error."""
         return self._company.agrees_on(error)
 
-    def walk(self, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
+    def walk(self, at: Place, output, gradient, m: int, inputs: Inputs) -> WeightGradients:
         """Go back from the output; weight gradients are left to W."""
+        if at in self._unseen:
+            self._unseen.remove(at)
+            self._check_reads(at, leaves(output))
         backward = backward_inputs if isinstance(output, Tensor) else backward_through
         return backward(output, gradient)
+
+    def _check_reads(self, at, outputs):
+        own = [self._plans[each].parameters.values() for each in self._uses.of(at)]
+        uses = [use for each in outputs if isinstance(each, Tensor) for use in parameter_uses(each)]
+        lost = {p for use in uses for p in use.parameters if p.requires_grad}.difference(*own)
+        names = [
+            n for each in self._plans.values() for n, p in each.parameters.items() if p in lost
+        ]
+        told = "is read outside of its block, where it gets no gradient; let the block that reads"
+        if names:
+            raise ShardingError(
+                f"parameter {names[0]} {told} it, for a loss the last, have it, too"
+            )
 
     def owners(self, place: Place) -> list[Unit]:
         """Return the unit itself, those that it borrows from, and the parts of both, as far as they

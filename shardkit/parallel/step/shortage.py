@@ -155,22 +155,26 @@ class Company:
 
     def _tell(self, has_failed: bool) -> bool:
         """Tell the others, and hear of them; return whether they were heard in time."""
-        own = self._has_failed[self._group.rank :][:1]
-        own[0] = has_failed
-        handles = [
-            self._group.irecv(self._has_failed[rank : rank + 1], rank, MAX_TAG)
-            for rank in self._others
-        ]
-        handles += [self._group.isend(own, rank, MAX_TAG) for rank in self._others]
-        if has_failed and not come_in_time(handles):
-            return False
-        for handle in handles:
-            handle.wait()
-        return True
+        self._has_failed[self._group.rank] = has_failed
+        return hear_all(self._group, self._has_failed, is_patient=not has_failed)
 
 
-def come_in_time(handles) -> bool:
-    """Return whether all messages have come before patience ends."""
+def hear_all(group, told: numpy.ndarray, *, is_patient: bool) -> bool:
+    """Send this rank's element of `told` [ranks] to all others, and take theirs; return whether
+    they have come. One that is not patient waits PATIENCE_SECONDS for them. Collective.
+    """
+    others = [rank for rank in range(told.size) if rank != group.rank]
+    handles = [group.irecv(told[rank : rank + 1], rank, MAX_TAG) for rank in others]
+    own = told[group.rank :][:1]
+    handles += [group.isend(own, rank, MAX_TAG) for rank in others]
+    if not is_patient and not _come_in_time(handles):
+        return False
+    for handle in handles:
+        handle.wait()
+    return True
+
+
+def _come_in_time(handles) -> bool:
     until = time.monotonic() + PATIENCE_SECONDS
     while not all([handle.test() for handle in handles]):
         if time.monotonic() > until:

@@ -38,6 +38,7 @@ class State:
     samples_seen    trained on, over all data ranks
     skips           the steps that changed nothing
     state_since     after how many of the other steps the optimizer state was zero
+    updates         {objective: how many its rule has made}; {"": ...} with one loss
     """
 
     def __init__(
@@ -46,24 +47,19 @@ class State:
         world: CommunicationBackend,
         weights,
         buffers: Buffers,
-        rule,
-        loss_scale: LossScale,
-        groups=(),
+        plan,
+        groups,
     ):
-        self.weights, self.rule = weights, rule
+        self.weights, self.rule = weights, plan.rule
         self.other_rule: Rule | None = None
         self.buffers = buffers
-        self.averages = Averages(weights)
-        self.loss_scale = loss_scale
+        self.averages = Averages(weights, plan.owners)
+        self.loss_scale: LossScale = plan.loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
+        self.updates = dict.fromkeys(plan.owners.values() or [""], 0)
         self._model, self._world = model, world
-        self._groups = groups_by_name(model.named_parameters(), groups, rule)
-
-    @property
-    def next_update(self) -> int:
-        """The number that the rule sees: skipped steps do not count."""
-        return self.step_number - self.skips.total + 1
+        self._groups = groups_by_name(model.named_parameters(), groups, plan.rule)
 
     # ---- what a checkpoint holds -----------------------------------------------------------------
 
@@ -145,6 +141,7 @@ class State:
             "samples_seen": self.samples_seen,
             "skipped_steps": self.skips.total,
             "loss_scale": self.loss_scale.state(),
+            "objectives": self.updates,
         }
 
     def restore(self, counts: dict, state_since: int = 0, *, awaits_values: bool = False) -> None:
@@ -153,6 +150,7 @@ class State:
         awaits_values   what was written are no values yet
         """
         self.state_since = state_since
+        self.updates = _updates_of(counts, self.updates)
         self._tell_units_the_rule()
         self.step_number, self.samples_seen = counts["step"], counts["samples_seen"]
         self.skips = Skips(counts.get("skipped_steps", 0))
@@ -177,8 +175,7 @@ class State:
 
         Errors, on all ranks: ShardingError if it keeps none, or in such a context.
         """
-        num_updates = self.next_update - 1
-        return self.averages.in_use(self.rule, have_begun=num_updates > self.state_since)
+        return self.averages.in_use(self)
 
     def begin_averages(self) -> None:
         """Let the averages be the weights that were loaded, and replicas follow."""
@@ -193,8 +190,6 @@ class State:
         Errors, on all ranks: ShardingError if it keeps other state, or is not the same on all.
         """
         with collectively(self._world):
-            if isinstance(rule, type) or not isinstance(rule, Rule):
-                raise TypeError(f"the rule is {rule!r}; wanted one such as AdamW(lr=1e-3)")
             check_usable(rule)
             check_successor(self.rule, rule, self._groups)
         check_same(self._world, {"the rule": describe(rule)})
@@ -218,3 +213,10 @@ class State:
         """
         for unit in self.weights.units:
             unit.optimizer.clear(names)
+
+
+def _updates_of(counts: dict, names) -> dict[str, int]:
+    """Return {objective: updates}: as many as of the model, where they were not counted."""
+    whole = counts["step"] - (counts.get("skipped_steps") or 0)
+    known = counts.get("objectives") or {}
+    return {name: known.get(name, whole) for name in names}

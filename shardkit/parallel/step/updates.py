@@ -30,7 +30,7 @@ class Updates:
     """
 
     def __init__(self, units: Units, stages: Stages, mesh: Mesh, movement: Movement, transfers):
-        self._units = units
+        self._units = units.outside(stages.frozen)
         self._stages = stages
         self._movement = movement
         self._transfers = transfers
@@ -65,7 +65,7 @@ class Updates:
         the number of ranks.
         """
         sharing = self._movement.group
-        units = self._units.trained.at
+        units = self._units.at
         # [blocks of this rank's shard] each.
         local = [unit.gradients.squares() for unit in units.values()]
         losses = update.computed.losses.values()

@@ -110,28 +110,29 @@ class StepLosses:
     def __init__(self, mesh: Mesh, last_rank: int, *, may_have_parts: bool = False):
         self._pipeline, self._data = mesh.group("pipeline"), mesh.group(COPIES)
         self._last_rank, self._may_have_parts = last_rank, may_have_parts
-        self._last: tuple[dict, float] = {}, 0.0  # parts and items of the last mean_of()
+        self._last: dict[str, tuple[dict, float]] = {}  # parts and items, by objective
 
-    def mean_of(self, results: Results, items: float) -> float:
+    def mean_of(self, results: Results, items: float, objective: str = "") -> float:
         """Return the mean loss of a step: NaN if there are no items. Collective.
 
         Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
         """
         fetch(results)
-        self._last = results.parts, items
+        self._last[objective] = results.parts, items
         losses = results.losses  # of the last stage; others have none
         own = tree_total([losses[m] for m in sorted(losses)] or [0.0])
         return mean(self.summed([own])[0], items)
 
     def parts(self) -> dict[str, float]:
-        """Return the mean of each part that the loss of the last step has. Collective."""
-        if not self._may_have_parts:
-            return {}
-        parts, items = self._last
-        own = _summed_by_name([parts[m] for m in sorted(parts)])
-        everyones = self._data.all_gather_object(own)
-        everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
-        return {name: mean(total, items) for name, total in _summed_by_name(everyones).items()}
+        """Return the mean of each part that losses of the last steps have. Collective."""
+        found: dict[str, float] = {}
+        for parts, items in self._last.values() if self._may_have_parts else ():
+            own = _summed_by_name([parts[m] for m in sorted(parts)])
+            everyones = self._data.all_gather_object(own)
+            everyones = self._pipeline.broadcast_object(everyones, self._last_rank)
+            totals = _summed_by_name(everyones)
+            found |= {name: mean(total, items) for name, total in totals.items()}
+        return found
 
     def summed(self, numbers: list[float]) -> list[float]:
         """Return the sums over COPIES of what the last stage of each has. Collective.

@@ -138,7 +138,7 @@ class Work:
             graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
-        graph.weight_gradients = self.gathering.walk(graph.output, gradient, m, inputs)
+        graph.weight_gradients = self.gathering.walk(place, graph.output, gradient, m, inputs)
         for_input = None
         if place > self._first_trained:
             is_usual = type(graph.input) is Passage and graph.input.grad is not None
