@@ -5,7 +5,7 @@ Arguments that must agree between ranks (root, counts, op, dtype) are the caller
 compare them, so that a test on threads finds what would hang or corrupt an MPI job.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, groupby
 from numbers import Real
 from operator import index
@@ -220,11 +220,9 @@ def check_operation(op: ReductionOperation, dtype) -> None:
 
 def check_counts(what: str, counts, size: int, num_ranks: int) -> list[int]:
     """Return one count per rank, as given or (None) equal; they add up to `size` elements."""
-    counts = (
-        equal_counts(what, size, num_ranks)
-        if counts is None
-        else _count_list(what, counts, num_ranks)
-    )
+    if counts is None:
+        return equal_counts(what, size, num_ranks)
+    counts = _count_list(what, counts, num_ranks)
     if sum(counts) != size:
         raise ValueError(
             f"{what} {counts} add up to {sum(counts)} elements, but the array has {size}"
@@ -309,7 +307,8 @@ def pieces_of(array, counts: list[int], starts: list[int] | None = None) -> list
 
 
 def _count_list(what, counts, num_ranks):
-    numbers = [_integer(what, count) for count in counts]
+    given = counts if isinstance(counts, Iterable) else [counts]
+    numbers = [_integer(what, count) for count in given]
     if len(numbers) != num_ranks or any(count < 0 for count in numbers):
         raise ValueError(f"{what} is {numbers}; wanted {num_ranks} numbers >= 0, one per rank")
     return numbers

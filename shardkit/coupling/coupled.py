@@ -245,6 +245,7 @@ class Coupled:
     def publish(self, model: ShardedModel) -> None:
         """Let predict() use the weights that the model has now. Collective over the trainers."""
         self._on_trainer("publish")
+        self._desk.check_open()
         self._publisher.publish(model)
 
     def steer(self, /, **values: Any) -> None:

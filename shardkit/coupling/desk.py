@@ -46,14 +46,18 @@ class NoteDesk:
         """Call these for notes of their kinds from now on."""
         self._on |= listeners
 
+    def check_open(self) -> None:
+        """Errors: ShardingError once the coupling is closed."""
+        if self.post.is_closed:
+            raise ShardingError("the coupling is closed; wanted this call before close()")
+
     def tell(self, to: int, kind: str, body=EMPTY, **facts: Any) -> None:
         """Send a note; one to this rank is heard at once."""
         self.asks_no_more |= kind == "close"
         if to == self.post.rank:
             self._on[kind](to, facts, body)
             return
-        if self.post.is_closed:
-            raise ShardingError("the coupling is closed; wanted this call before close()")
+        self.check_open()
         text = json.dumps({"kind": kind, **facts}).encode()
         parts = (numpy.frombuffer(text, numpy.uint8), body)
         length = numpy.array([len(text)], numpy.int64).view(numpy.uint8)

@@ -471,14 +471,16 @@ def test_steer_takes_any_names(backend):
 @pytest.mark.parametrize("predict_on", ["solver", "trainer"])
 def test_a_coupling_is_closed_once_and_refuses_what_needs_the_others(backend, predict_on):
     with sk.coupled(None, 1, predict_on=predict_on) as c:
+        model = None if c.is_solver else model_on(c.backend)
         if c.is_solver:
             put_all(c, 2)
         else:
-            list(c.batches(model_on(c.backend), 1))
+            list(c.batches(model, 1))
         c.close()
-        late = (lambda: c.predict(X)) if c.is_solver else (lambda: c.steer(late=1))
-        with pytest.raises(ShardingError, match="is closed; wanted this call before"):
-            late()
+        of_trainers = lambda: c.steer(late=1), lambda: c.publish(model)
+        for late in (lambda: c.predict(X),) if c.is_solver else of_trainers:
+            with pytest.raises(ShardingError, match="is closed; wanted this call before"):
+                late()
         c.close()
     assert not c.is_solver or (c.report()["puts"] == 2 and not c.is_training)
 

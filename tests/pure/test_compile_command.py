@@ -1,7 +1,6 @@
 """`shardkit compile` keeps what common runs need where it is told, once."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -46,10 +45,13 @@ def test_what_another_folder_has_is_copied_to_the_one_that_is_named(table, tmp_p
     assert [building.keep(LINES[0], places) for places in (None, 1, 1)] == [None, second, None]
 
 
-def test_a_folder_that_is_named_and_cannot_keep_them_is_refused(table, capsys):
+def test_a_folder_that_is_named_and_cannot_keep_them_is_refused(table, capsys, monkeypatch):
+    def compile_it(*given):
+        pytest.fail("compiled before the folder was looked at")
+
+    monkeypatch.setattr(compiled.Loop, "found_or_made", compile_it)
     assert main(["compile", f"--folder={table}"]) == 1
     assert f"none of {table / 'shardkit'}" in capsys.readouterr().err
-    assert not list(Path(compiled.__file__).parent.glob("__pycache__/flat._copy-*.kernel"))
 
 
 def test_where_nothing_can_be_kept_it_fails(table, monkeypatch):

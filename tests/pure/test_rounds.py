@@ -39,6 +39,16 @@ def turns_of(channel, parts, buffer, add):
     yield from to_all(channel, parts, 8)
 
 
+def go_on(turns) -> None:
+    """Take the turns of all channels to their ends."""
+    while turns:
+        for channel in list(turns):
+            if next(turns[channel], "ended") == "ended":
+                del turns[channel]
+        for channel in turns:
+            channel.deliver()
+
+
 def run(buffers, operation="SUM") -> list[Channel]:
     """Reduce the buffers of all ranks, in them."""
     on_the_way: dict = {}
@@ -48,12 +58,7 @@ def run(buffers, operation="SUM") -> list[Channel]:
         channel: turns_of(channel, numpy.array_split(buffer, len(buffers)), buffer, add)
         for channel, buffer in zip(channels, buffers)
     }
-    while turns:
-        for channel in list(turns):
-            if next(turns[channel], "ended") == "ended":
-                del turns[channel]
-        for channel in turns:
-            channel.deliver()
+    go_on(turns)
     assert not on_the_way
     return channels
 
@@ -90,6 +95,28 @@ def test_other_reductions_go_the_same_rounds(operation, wanted, dtype):
     expected = wanted(buffers, axis=0)
     run(buffers, operation)
     assert all((buffer == expected).all() for buffer in buffers)
+
+
+@pytest.mark.parametrize("num_ranks, dtype", [(3, "int32"), (19, "float16"), (43, "float64")])
+def test_slices_of_unequal_sizes_are_added_and_the_buffers_stay(num_ranks, dtype):
+    counts = [(0, 3, 1, 17, 0)[rank % 5] for rank in range(num_ranks)]
+    buffers = [rough(rank, sum(counts), dtype) for rank in range(num_ranks)]
+    given = [buffer.copy() for buffer in buffers]
+    outs = [numpy.empty(count, dtype) for count in counts]
+    on_the_way: dict = {}
+    channels = [Channel(rank, num_ranks, on_the_way) for rank in range(num_ranks)]
+    add, room = COMBINE[ReductionOperation.SUM], numpy.empty(1, dtype)
+    turns = {
+        channel: to_owner(
+            channel, numpy.split(buffer, numpy.cumsum(counts)[:-1]), out, room, 7, add
+        )
+        for channel, buffer, out in zip(channels, buffers, outs)
+    }
+    go_on(turns)
+    wide = "float32" if dtype == "float16" else dtype
+    wanted = tree([buffer.astype(wide) for buffer in given]).astype(dtype)
+    assert numpy.concatenate(outs).tobytes() == wanted.tobytes()
+    assert all((buffer == before).all() for buffer, before in zip(buffers, given))
 
 
 @pytest.mark.parametrize("num_ranks, rounds, messages", [(64, 2, 14), (512, 3, 21), (4096, 4, 28)])

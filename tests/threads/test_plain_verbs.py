@@ -95,6 +95,8 @@ def bad_calls(backend):
         (lambda: backend.all_gather(numpy.ones(4), whole, [4, "4"]), "wanted an integer"),
         (lambda: backend.all_gather(whole[1:5], whole, [4, 4]), "overlap"),
         (lambda: backend.reduce_scatter(whole, numpy.ones(4), [4]), "one per rank"),
+        (lambda: backend.reduce_scatter(whole, numpy.ones(4), "sum"), "wanted an integer"),
+        (lambda: backend.reduce_scatter(whole, numpy.ones(4), AVERAGE), "counts is"),
         (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank :][:4], [4, 4]), "overlap"),
         (lambda: backend.broadcast(whole, 2), "root 2"),
         (lambda: backend.all_to_all(whole, whole), "overlap"),
