@@ -10,7 +10,7 @@ An error is reported here, on the login node, and not by a job that waited for a
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -114,66 +114,86 @@ class JobPlan:
         ):
             if word not in words:
                 raise ConfigurationError(f"--{option} {word!r}; wanted {' or '.join(words)}")
-        for refusal, is_so in {**self._refusals(), **self._coupled_refusals()}.items():
-            if is_so:
-                raise ConfigurationError(refusal)
+        for refusal in (*self._refusals(), *self._coupled_refusals()):
+            raise ConfigurationError(refusal)
 
-    def _refusals(self) -> dict[str, bool]:
-        """Return {what does not go together: whether it is so}."""
+    def _refusals(self) -> Iterator[str]:
+        """Yield what is told of each thing that does not go together."""
         is_array, is_slurm = self.template == "array", self.scheduler == "slurm"
-        is_alone = self.template == "multi_node" and self.launcher == "mpiexec"
-        has_colon = ":" in (*self.command, *self.solver)
-        return {
-            f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not beginning "
-            "with . + or -: it stands in lines that the batch system reads, and in the name of the "
-            "output file": self.name is not None and not _JOB_NAME.fullmatch(self.name),
-            "a command with the word ':', where mpiexec would begin another program; leave it out, "
-            "or take --launcher srun": self.launcher == "mpiexec" and has_colon,
-            f"for {self.scheduler} there is --template multi_node --launcher mpiexec "
-            "alone": not is_slurm and not is_alone,
-            f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which is "
-            "SLURM's; leave it out": self.stage is not None and not is_slurm,
-            f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
-            "/dev/shm": self.stage is not None and not Path(self.stage).is_absolute(),
-            f"--template single_node with --nodes {self.nodes}; wanted 1, or --template "
-            "multi_node": self.template == "single_node" and self.nodes != 1,
-            f"--template array with {shlex.join(self.command[:1])}: a sweep changes settings of "
-            "`shardkit train`; render a job for each script, or leave the command "
-            "out": is_array and bool(self.command),
-            "--template array and --sweep section.key=value,value go together": is_array
-            != bool(self.sweep),
-            f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
-            f"{self.seconds} seconds": self.notice_seconds >= self.seconds,
-        }
+        if self.name is not None and not _JOB_NAME.fullmatch(self.name):
+            yield (
+                f"--name {self.name!r}; wanted letters, digits, _ . + and -, up to 200, not "
+                "beginning with . + or -: it stands in lines that the batch system reads, and in "
+                "the name of the output file"
+            )
+        if self.launcher == "mpiexec" and ":" in (*self.command, *self.solver):
+            yield (
+                "a command with the word ':', where mpiexec would begin another program; leave it "
+                "out, or take --launcher srun"
+            )
+        if not is_slurm and (self.template, self.launcher) != ("multi_node", "mpiexec"):
+            yield f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone"
+        if self.stage is not None and not is_slurm:
+            yield (
+                f"--stage {self.stage} with {self.scheduler}: files are handed on by sbcast, which "
+                "is SLURM's; leave it out"
+            )
+        if self.stage is not None and not Path(self.stage).is_absolute():
+            yield (
+                f"--stage {self.stage}; wanted a folder that each node has, from the root, such as "
+                "/dev/shm"
+            )
+        if self.template == "single_node" and self.nodes != 1:
+            yield (
+                f"--template single_node with --nodes {self.nodes}; wanted 1, or --template "
+                "multi_node"
+            )
+        if is_array and self.command:
+            yield (
+                f"--template array with {shlex.quote(self.command[0])}: a sweep changes settings "
+                "of `shardkit train`; render a job for each script, or leave the command out"
+            )
+        if is_array != bool(self.sweep):
+            yield "--template array and --sweep section.key=value,value go together"
+        if self.notice_seconds >= self.seconds:
+            yield (
+                f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
+                f"{self.seconds} seconds"
+            )
 
-    def _coupled_refusals(self) -> dict[str, bool]:
+    def _coupled_refusals(self) -> Iterator[str]:
         is_coupled, is_split = self.template in COUPLED, self.template == "coupled_split"
-        given = {
-            "--solver": (bool(self.solver), is_coupled),
-            "--trainers": (self.trainers is not None, is_coupled),
-            "--trainer-nodes": (self.trainer_nodes is not None, is_split),
-        }
-        wanted = {
-            f"--template {self.template} {'takes no' if has else 'needs'} {option}; wanted "
-            "--solver and --trainers with the coupled ones, --trainer-nodes with "
-            "coupled_split": has != is_wanted
-            for option, (has, is_wanted) in given.items()
-        }
-        left = self.ranks_per_node - (self.trainers or 0)
-        return {
-            **wanted,
-            f"--template {self.template} without the program that trains; add -- python train.py, "
-            "which calls sk.coupled()": is_coupled and not self.command,
-            "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, and "
-            "nothing is staged to; leave --launcher and --stage "
-            "out": is_split and (self.launcher == "mpiexec" or self.stage is not None),
-            f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted less, "
-            "so that ranks of each node are left to "
-            "solve": is_coupled and not is_split and left < 1,
-            f"--gpus-per-node {self.gpus_per_node} with --template coupled_shared, whose nodes are "
-            "all alike; wanted coupled_split, or none": self.template == "coupled_shared"
-            and self.gpus_per_node is not None,
-        }
+        for option, has, is_wanted in (
+            ("--solver", bool(self.solver), is_coupled),
+            ("--trainers", self.trainers is not None, is_coupled),
+            ("--trainer-nodes", self.trainer_nodes is not None, is_split),
+        ):
+            if has != is_wanted:
+                yield (
+                    f"--template {self.template} {'takes no' if has else 'needs'} {option}; wanted "
+                    "--solver and --trainers with the coupled ones, --trainer-nodes with "
+                    "coupled_split"
+                )
+        if is_coupled and not self.command:
+            yield (
+                f"--template {self.template} without the program that trains; add -- python "
+                "train.py, which calls sk.coupled()"
+            )
+        if is_split and (self.launcher == "mpiexec" or self.stage is not None):
+            yield (
+                "--template coupled_split, whose nodes of two kinds srun alone starts ranks on, "
+                "and nothing is staged to; leave --launcher and --stage out"
+            )
+        if is_coupled and not is_split and self.ranks_per_node <= (self.trainers or 0):
+            yield (
+                f"--trainers {self.trainers} of --ranks-per-node {self.ranks_per_node}; wanted "
+                "less, so that ranks of each node are left to solve"
+            )
+        if self.template == "coupled_shared" and self.gpus_per_node is not None:
+            yield (
+                f"--gpus-per-node {self.gpus_per_node} with --template coupled_shared, whose nodes "
+                "are all alike; wanted coupled_split, or none"
+            )
 
 
 def render(
