@@ -23,10 +23,11 @@ class Attendant:
     turn   function () -> bool: take what has come; True if there was something
     lock   held around turns, and by others who use the same things
     jobs   functions () to be called beside the turns, without the lock
+
+    awaited   function () -> str: what comes next, for who waits long
     """
 
     def __init__(self, desk: NoteDesk, turn: Callable[[], bool], awaited: Callable[[], str] = str):
-        """awaited   what comes next, for who waits long"""
         self.lock = threading.RLock()
         self.jobs: list[Callable[[], None]] = []
         self._desk, self._turn = desk, turn

@@ -65,7 +65,10 @@ class EmbeddedCoupling:
 
     @_answered
     def start(self, handle: int, trainers: int, text: str | None):
-        """Open the coupling. handle   of the communicator in Fortran, which any MPI has"""
+        """Open the coupling.
+
+        handle   of the communicator in Fortran, which any MPI has
+        """
         if self._coupled is not None:
             raise ShardingError("a coupling is open; call sk_close() before the next one")
         try:
@@ -92,7 +95,10 @@ class EmbeddedCoupling:
 
     @_answered
     def put(self, time: float, weight: float):
-        """Put the fields as they are now. time   NaN: the number of the put"""
+        """Put the fields as they are now.
+
+        time   NaN: the number of the put
+        """
         coupling = self._open()
         if not self._fields:
             raise ShardingError("there are no fields; call sk_field() before")

@@ -68,7 +68,7 @@ def from_note(facts: dict[str, Any], body: numpy.ndarray) -> numpy.ndarray:
 
 
 class Predictor:
-    """One solver rank's part. predict_on   "solver" or "trainer" """
+    """One solver rank's part."""
 
     def __init__(self, solver: SolverSide, newest: NewestModel, predict_on: str):
         self._solver, self._newest = solver, newest

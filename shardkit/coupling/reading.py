@@ -146,7 +146,9 @@ class Reading:
                 self._waiting.judge(mine)
             return status is not None
 
-        needed = lambda: {*self._receiver.unended, *self._sides.trainers}  # noqa: E731
+        def needed() -> set[int]:
+            return {*self._receiver.unended, *self._sides.trainers}
+
         try:
             self._receiver.attendant.wait(is_settled, needed, "the next batch")
         except CommunicationError as error:

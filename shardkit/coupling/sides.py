@@ -15,7 +15,10 @@ from ..nn.module import Module
 
 @dataclass(frozen=True)
 class Options:
-    """What coupled() was given. when_full   None for a reservoir alone"""
+    """What coupled() was given.
+
+    when_full   None for a reservoir alone
+    """
 
     trainers: int | None
     buffer: str
@@ -36,7 +39,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Sides:
-    """Which ranks solve and which train; the same ones if each is both. rank   of this process"""
+    """Which ranks solve and which train; the same ones if each is both.
+
+    rank   of this process
+    """
 
     rank: int
     solvers: range

@@ -42,10 +42,14 @@ class Pool:
 
     def collect(self) -> bool:
         """Take back what has been taken; return True if nothing is under way."""
-        done = [posted for posted in self._under_way if posted.is_done()]
-        self._free += [posted.array for posted in done]
-        self._under_way = [posted for posted in self._under_way if posted not in done]
-        return not self._under_way
+        under_way = []
+        for posted in self._under_way:
+            if posted.is_done():
+                self._free.append(posted.array)
+            else:
+                under_way.append(posted)
+        self._under_way = under_way
+        return not under_way
 
 
 class SolverSide:
@@ -144,8 +148,7 @@ class SolverSide:
         self._has_finished = True
         pool = self._pool
         if pool is not None and self.is_training:
-            over = lambda: pool.collect() or not self.is_training  # noqa: E731
-            self._wait(over, "finish()")
+            self._wait(lambda: pool.collect() or not self.is_training, "finish()")
         self._tell_puts("ends")
         if not self._has_raised:
             self.raise_refusal()

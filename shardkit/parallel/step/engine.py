@@ -356,7 +356,7 @@ class Engine:
         With clipping the gradient norm is the vote, without it one small message is. Either way a
         GPU's losses are fetched with what is judged, so that the host waits once.
         Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory, what a block
-        of a rank raised; nothing has changed then.
+        of a rank raised; this objective has not changed then, what those before it did stays.
         """
         is_empty = self._gradients.reduced_items == 0
         state, name = self.state, objective.name

@@ -158,10 +158,10 @@ class ByProgram:
         names = [
             n for each in self._plans.values() for n, p in each.parameters.items() if p in lost
         ]
-        told = "is read outside of its block, where it gets no gradient; let the block that reads"
         if names:
             raise ShardingError(
-                f"parameter {names[0]} {told} it, for a loss the last, have it, too"
+                f"parameter {names[0]} is read outside of its block, where it gets no gradient; "
+                "let the block that reads it, for a loss the last, have it, too"
             )
 
     def owners(self, place: Place) -> list[Unit]:
