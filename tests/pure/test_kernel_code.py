@@ -33,6 +33,7 @@ from shardkit.testing.array import (
     plus,
     reference_activation,
     targets,
+    workshops,
 )
 from shardkit.testing.files import writers
 
@@ -239,6 +240,16 @@ def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, mon
         assert private not in candidate_folders()
     finally:
         candidate_folders.cache_clear()
+
+
+def test_who_keeps_code_elsewhere_asks_another_workshop_and_afterwards_its_own(
+    tmp_path, monkeypatch
+):
+    own = workshops()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(compiled, "candidate_folders", lambda: (tmp_path,))
+        assert workshops() is not own
+    assert workshops() is own
 
 
 def _of_somebody_else(path):

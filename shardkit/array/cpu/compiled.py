@@ -242,10 +242,14 @@ def candidate_folders() -> tuple[Path, ...]:
     return tuple(folder.absolute() for folder in folders)
 
 
-@functools.cache
 def workshops() -> Workshops:
     """Return the ways to the process that compiles for those that keep code in the same folders."""
-    ground = (_source_digest(), target().name, _compiler(), *map(str, candidate_folders()))
+    return _workshops_of(candidate_folders())
+
+
+@functools.cache
+def _workshops_of(folders: tuple[Path, ...]) -> Workshops:
+    ground = (_source_digest(), target().name, _compiler(), *map(str, folders))
     return Workshops(address_of(*ground))
 
 
@@ -256,7 +260,6 @@ def keep_in(folder: Path) -> None:
     """
     choose_kernel_folder(folder)
     candidate_folders.cache_clear()
-    workshops.cache_clear()
     place = candidate_folders()[0]
     if not _write(place, "trial", b""):
         raise _refusal(place)
