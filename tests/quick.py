@@ -4,7 +4,8 @@ marked thorough   a test, a case or a file with this marker is left out; THOROUG
                   not even collected
 each choice       of the cases of one test run those in which each value of each parameter
                   occurs, and not all products of the values
-thorough(but=3)   of those, 3 run, spread over them: where more of them show nothing else
+thorough(but=3)   of those, 3 run, spread over them: where more of them show nothing else; of a test
+                  without this marker, as many as MOST_CASES allows its room
 all pairs         of a product of three and more parameters --all runs the cases in which each
                   pair of values occurs, those of each choice first; the others are of the sweep:
                   --all -m sweep
@@ -20,6 +21,7 @@ from itertools import combinations
 import pytest
 
 THOROUGH_FOLDERS = ("e2e",)  # these start the command and MPI jobs: seconds each
+MOST_CASES = {"threads": 2, "mpi": 2, "gpu": 2}  # of one test: each is a job of several ranks
 WORTH = 1.5  # a product that is not longer than its pairs by this factor is run whole
 
 
@@ -66,13 +68,13 @@ class QuickTests:
             for item in items
             if item.path not in named and item.get_closest_marker("sweep") is None
         ]
-        quick = each_choice([case for case in cases if not self._is_thorough(case)])
-        return beyond_pairs(cases, quick)
+        quick = [case for case in cases if not self._is_thorough(case)]
+        return beyond_pairs(cases, each_choice(quick, self._most_cases))
 
     def _leave_out(self, config, items, beyond):
         named = {path for path in asked_for(config) if path.is_file()}
         kept = [item for item in items if item.path in named or not self._is_thorough(item)]
-        chosen = each_choice([item for item in kept if item.path not in named])
+        chosen = each_choice([item for item in kept if item.path not in named], self._most_cases)
         kept = {item for item in kept if item.path in named} | chosen
         left_out = [item for item in items if item not in kept]
         if left_out:
@@ -81,9 +83,14 @@ class QuickTests:
             items[:] = [item for item in items if item in kept]
 
     def _is_thorough(self, item) -> bool:
-        room = item.path.relative_to(self._here).parts[0]
         marks = item.iter_markers("thorough")
-        return room in THOROUGH_FOLDERS or any(not mark.kwargs for mark in marks)
+        return self._room(item) in THOROUGH_FOLDERS or any(not mark.kwargs for mark in marks)
+
+    def _most_cases(self, case) -> float:
+        return MOST_CASES.get(self._room(case), math.inf)
+
+    def _room(self, item) -> str:
+        return item.path.relative_to(self._here).parts[0]
 
     def pytest_sessionfinish(self, session):
         """Hand both to the process that shares tests among workers, which collects none."""
@@ -110,15 +117,18 @@ def asked_for(config) -> set:
     return {(folder / argument.split("::")[0]).resolve() for argument in config.args}
 
 
-def each_choice(items) -> set:
-    """Return the fewest cases, found greedily, in which each value of each parameter occurs.
+def each_choice(items, most_cases=lambda case: math.inf) -> set:
+    """Return the fewest cases, found greedily, in which each value of each parameter occurs; and
+    of a test with more of them than its marker allows, or most_cases(case), so many.
 
     Source: Ammann and Offutt, Introduction to Software Testing, "each choice coverage".
     """
     return {
         item
         for cases in _by_test(items)
-        for item in _few_of(covering({case: _values(case) for case in cases}))
+        for item in _few_of(
+            covering({case: _values(case) for case in cases}), _most_of(cases[0], most_cases)
+        )
     }
 
 
@@ -152,16 +162,16 @@ def _by_test(items):
     return tests.values()
 
 
-def _few_of(cases) -> list:
-    """Return as many of the cases of a test as its marker allows, the first and the last too."""
-    most = _most_of(cases[0])
+def _few_of(cases, most) -> list:
+    """Return so many of the cases, spread over them, the first and the last too."""
     if len(cases) <= most:
         return cases
     return [cases[round(number * (len(cases) - 1) / max(most - 1, 1))] for number in range(most)]
 
 
-def _most_of(case) -> float:
-    return min((mark.kwargs["but"] for mark in case.iter_markers("thorough")), default=math.inf)
+def _most_of(case, most_cases) -> float:
+    allowed = [mark.kwargs["but"] for mark in case.iter_markers("thorough")]
+    return min(allowed) if allowed else most_cases(case)
 
 
 def _strength_of(case) -> int:

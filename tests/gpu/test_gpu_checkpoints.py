@@ -129,6 +129,7 @@ def test_what_neighbors_keep_comes_from_the_gpu_and_goes_back(gpu):
     sk.run_ranks(2, on_rank)
 
 
+@pytest.mark.thorough
 def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path):
     def on_rank(backend):
         model, _ = train("DDP", backend, 1, model=small_gpt(width=64, layers=3), device="cuda")

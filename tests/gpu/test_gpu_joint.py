@@ -377,6 +377,7 @@ def test_every_policy_and_schedule_multiplies_once(gpu, uses, in_memory, run, na
     assert in_memory and all(in_memory)
 
 
+@pytest.mark.thorough
 def test_biases_of_another_group_are_added_together(gpu, uses, in_memory):
     """They lie behind all weights then."""
     rates = sk.ParameterGroup("*.bias", lr_scale=1.0)
@@ -430,6 +431,7 @@ def test_key_heads_of_another_number_are_not_joined_where_norms_would_copy_them(
     assert set(uses) == {None}
 
 
+@pytest.mark.thorough
 def test_texts_are_continued_by_one_product(gpu, uses):
     """Keys and values that are kept are copies: turning them in place changes no other."""
 

@@ -48,6 +48,7 @@ def ended(processes):
     return [process.exitcode for process in processes]
 
 
+@pytest.mark.thorough
 def test_one_of_many_makes_it_and_no_claim_is_left(tmp_path, made):
     path = tmp_path / "folder" / "file"
     processes = [PROCESSES.Process(target=make, args=(path, made)) for _ in range(4)]

@@ -9,6 +9,8 @@ from sources import structure
 
 import shardkit as sk
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 ROOT = Path(__file__).resolve().parents[2]
 FACES = {
     "ShardedModel": [

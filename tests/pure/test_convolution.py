@@ -222,6 +222,7 @@ def spread_over(arrays):
     return [numpy.moveaxis(numpy.moveaxis(x, 0, -1).copy(), -1, 0) for x in arrays]
 
 
+@pytest.mark.thorough(but=12)
 @every_shape
 def test_each_way_computes_the_definition(way, shape):
     right = convolved(lambda name: KERNELS[name].reference, shape, "float64")
@@ -240,6 +241,7 @@ def test_a_shape_is_convolved_by_its_way(way, shape):
     assert found.__name__.endswith(f".{way}")
 
 
+@pytest.mark.thorough(but=8)
 @every_shape
 def test_bits_of_each_way_depend_neither_on_the_batch_nor_on_the_place_in_memory(way, shape):
     window, x, weight, bias, gradient = a_convolution((*shape[:2], 7, *shape[3:]), "float32")
@@ -255,6 +257,7 @@ def test_bits_of_each_way_depend_neither_on_the_batch_nor_on_the_place_in_memory
     assert (kernels.convolve_input(gradient, weight, None, window, x.shape[2:]) == for_x).all()
 
 
+@pytest.mark.thorough(but=8)
 @every_shape
 def test_the_gradient_of_a_weight_is_put_where_it_is_asked_for(way, shape):
     window, x, weight, _, gradient = a_convolution(shape, "float32")
@@ -379,6 +382,7 @@ def test_wrong_inputs_are_refused():
         ops.conv_transpose1d(*[Tensor(numpy.ones((1, 1, 3)))] * 2, output_padding=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way, channels, taps", [("winograd", 40, 3), ("columns", 32, 2)])
 def test_a_weights_gradient_keeps_its_digits_over_many_windows(way, channels, taps):
     """Half a million positive numbers: one chain of float32 is wrong by 1e-4."""

@@ -142,6 +142,7 @@ def test_a_sample_is_found_by_its_number_and_older_ones_make_room():
     assert numbers_of(buffer, [12]) == [12] and buffer.num_dropped == 2
 
 
+@pytest.mark.thorough
 def test_a_reservoir_is_a_fair_selection_whatever_the_order():
     counts = numpy.zeros(40)
     for seed in range(300):

@@ -88,13 +88,13 @@ def test_every_kernel_has_a_cuda_twin_of_the_same_signature():
 
 
 @pytest.mark.parametrize("name, line, shape, dtype", PARITY)
-@pytest.mark.thorough(but=30)
+@pytest.mark.thorough(but=20)
 def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, line, shape, dtype):
     checks.check_parity(cupy, name, line, shape, dtype)
 
 
 @every_kernel
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=4)
 def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
     for line, shape in small(name):
         wanted = bits(checks.device_results(cupy, name, line, shape, "float32"))
@@ -107,7 +107,7 @@ def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
 
 
 @every_kernel
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=4)
 def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):
     for line, shape in small(name):
         checks.check_places(cupy, name, line, shape)
@@ -126,6 +126,7 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
     checks.check_alone(cupy, name, dtype)
 
 
+@pytest.mark.thorough
 @every_dtype
 def test_rows_with_gaps_and_several_matrices_are_summed(cupy, dtype):
     checks.check_sums_of_rows(cupy, dtype, many_rows=(1,))  # two pieces take a minute on a CPU

@@ -10,6 +10,8 @@ import sources
 
 import shardkit as sk
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 SECTIONS = ("Parameters", "Attributes", "Returns", "Raises", "Notes", "References", "Examples")
 NAMESPACES = (sk, sk.nn, sk.nn.ops, sk.models, sk.schedules)
 # Whose methods have all of their parameters documented, too.

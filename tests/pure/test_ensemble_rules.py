@@ -181,6 +181,7 @@ def worked(book, random, steps, last=10):
         book.hear(Report(number, step, loss, is_over=order.until is None))
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.integers(1, 9), st.sampled_from([0.3, 0.5, 1.0]), st.booleans())
 def test_who_goes_on_does_not_depend_on_who_is_first(
@@ -272,6 +273,7 @@ def test_the_file_gives_back_what_was_written(tmp_path):
     assert read_record(tmp_path / "nowhere") is None
 
 
+@pytest.mark.thorough
 def test_the_file_can_be_read_while_it_is_replaced(tmp_path):
     has_ended = threading.Event()
     records = [SweepRecord({}, [Trial(k, {}) for k in range(n)], {}) for n in (1, 40)]

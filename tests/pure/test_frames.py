@@ -14,6 +14,8 @@ import sources
 from shardkit.testing.base import environment_without_launcher, resting
 from shardkit.testing.comm import main_frame
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 ROOT = Path(__file__).parents[2]
 # Threads begin and end, objects go of which some let other threads go on, and one thread asks for
 # frames. If each let others go on, one collection would never end: they make more meanwhile.

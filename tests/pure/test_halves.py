@@ -242,6 +242,7 @@ def arguments(half):
 ROUNDS_WEIGHTS = ("causal_attention", "causal_attention_backward") if HAS_PAIRS else ()
 
 
+@pytest.mark.thorough(but=30)
 @EVERY_HALF
 @pytest.mark.parametrize("name", sorted(ROUNDED))
 def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):

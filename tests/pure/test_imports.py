@@ -76,7 +76,7 @@ TABLE = {
     "render": ("from shardkit.testing.cli import make_parser; make_parser('render')", "", 4200),
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.xdist_group("sources")
 
 
 def python(statement, *before):

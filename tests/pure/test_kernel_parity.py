@@ -126,6 +126,7 @@ def test_compiled_functions_that_one_function_makes_have_names_of_their_own():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+@pytest.mark.thorough(but=30)
 @pytest.mark.parametrize("name", TABLE)
 def test_the_bits_do_not_depend_on_where_in_memory_the_inputs_lie(name):
     for line in TABLE[name]:

@@ -26,6 +26,7 @@ def test_of_another_worker():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "hang", ["time.sleep(400)", "ctypes.PyDLL(None).sleep(400)  # which keeps the lock of Python"]
 )
@@ -79,6 +80,7 @@ def test_what_forks(call, is_one):
     assert any(map(forks_by_itself, ast.walk(ast.parse(call)))) == is_one
 
 
+@pytest.mark.thorough
 def test_no_test_forks_the_process_that_runs_it():
     """That has threads: a fork may wait for ever for a lock that one of them held. It also has the
     pipes of a worker, so that pytest-xdist waits with it after the worker has ended.

@@ -261,6 +261,7 @@ def simulated(folder, size, *, missing=(1,), tensor=4):
         ledger.close()
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("num_missing", [1, 12, 500])
 def test_ranks_that_are_missing_among_many_are_counted(tmp_path, num_missing):
     missing = range(3, 3 + num_missing)

@@ -260,6 +260,7 @@ def test_families_are_drawn_once_from_each_source():
     assert all(row.software.source for rows in blind_families().values() for row in rows)
 
 
+@pytest.mark.thorough
 def test_blind_runs_are_met_as_the_page_says():
     found = figures(judging(), drawn([*blind_families()])[1])
     assert found.error < 0.10 and abs(found.bias) < 0.05 and found.largest < 0.30

@@ -109,6 +109,18 @@ def test_of_a_test_that_is_thorough_but_for_some_cases_so_many_are_chosen(length
     )
 
 
+def test_a_room_has_a_most_of_cases_that_a_marker_raises():
+    few = pytest.mark.thorough(but=5).mark
+    parameters = [{"a": number} for number in range(9)]
+    cases = cases_of("test", parameters) + cases_of("other", parameters, few)
+    chosen = each_choice(cases, lambda case: 2)
+    numbers = {
+        name: sorted(case.callspec.params["a"] for case in chosen if case.name == name)
+        for name in ("test", "other")
+    }
+    assert numbers == {"test": [0, 8], "other": [0, 2, 4, 6, 8]}
+
+
 def test_two_tests_do_not_stand_for_each_other():
     cases = cases_of("one", [{"a": 1}]) + cases_of("other", [{"a": 1}])
     assert len(each_choice(cases)) == 2

@@ -46,6 +46,8 @@ from shardkit.testing.files import (
     understood,
 )
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 PACKAGE = Path(shardkit.__file__).parent
 FOUR = numpy.dtype("<f4")
 

@@ -20,6 +20,8 @@ from shardkit.testing.files import (
     removing,
 )
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 PACKAGE = Path(shardkit.__file__).parent
 NAMES = {r"\d+\.part": FILE, "claims-[0-9a-f]": {r"\d+": FILE}}
 

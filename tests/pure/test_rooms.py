@@ -7,10 +7,13 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
+import pytest
 from sources import files
 
 import shardkit
 from shardkit.testing.files import LIBRARIES
+
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {

@@ -19,6 +19,8 @@ from repeats import repeats
 import shardkit.testing
 from shardkit.testing import comm
 
+pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 LIMITS = structure.read_limits()

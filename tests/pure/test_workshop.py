@@ -158,6 +158,7 @@ print(one._process is not None)
 """
 
 
+@pytest.mark.thorough
 def test_many_processes_that_begin_together_start_one_and_compile_each_loop_once(address, tmp_path):
     command = [sys.executable, "-c", ASKS, address.replace("\0", "@"), *NEXT[:2]]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -207,6 +208,7 @@ def test_one_that_was_killed_is_started_anew_by_whoever_asks_next(opened, others
     assert others[0]._process is not None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("whom", ["the workshop", "its worker"])
 def test_who_waits_while_it_is_killed_asks_again(opened, others, whom, monkeypatch):
     """Every line that is asked for meanwhile stands still: none is answered before the end."""
@@ -226,6 +228,7 @@ def test_who_waits_while_it_is_killed_asks_again(opened, others, whom, monkeypat
         assert all(one.result(LIMIT_SECONDS) for one in waiting)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("program", ["/dev/null/python", "/bin/true"])
 def test_where_none_can_be_started_there_is_no_code(opened, program, monkeypatch):
     for name in ("executable", "prefix", "base_prefix"):  # where a program embeds Python: beside it
@@ -233,6 +236,7 @@ def test_where_none_can_be_started_there_is_no_code(opened, program, monkeypatch
     assert code(opened) is None
 
 
+@pytest.mark.thorough
 def test_where_the_address_is_taken_and_nobody_listens_there_is_no_code(
     opened, address, monkeypatch
 ):
@@ -243,6 +247,7 @@ def test_where_the_address_is_taken_and_nobody_listens_there_is_no_code(
     assert code(opened)
 
 
+@pytest.mark.thorough
 def test_nobody_is_asked_who_is_another_user(opened, address, monkeypatch):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(address)
@@ -325,12 +330,14 @@ def start_of_one(address, when):
     return subprocess.Popen(command, text=True, **pipes)
 
 
+@pytest.mark.thorough
 def test_it_ends_with_the_process_that_it_compiles_for(address):
     starter = start_of_one(address, "at once")
     said, _ = starter.communicate(timeout=LIMIT_SECONDS)
     assert starter.returncode == -9 and is_gone(int(said))
 
 
+@pytest.mark.thorough
 def test_it_outlives_who_has_started_it_for_the_others(opened, address):
     starter = start_of_one(address, "later")
     process = int(starter.stdout.readline())
@@ -375,6 +382,7 @@ def test_a_worker_gets_the_loops_of_files_whose_formulas_it_knows():
     assert [[order.decode() for order in one] for one in orders] == [[*flat], [*node]]
 
 
+@pytest.mark.thorough
 @several_cores
 def test_what_goes_with_a_loop_is_compiled_meanwhile_and_kept(opened, going_on, tmp_path):
     assert code(opened)
@@ -387,6 +395,7 @@ def test_what_goes_with_a_loop_is_compiled_meanwhile_and_kept(opened, going_on, 
     assert 1 <= len(children_of(opened._process.pid)) <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.thorough(but=1)
 @several_cores
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_the_workshop_and_hold_no_claim(opened, going_on, number, tmp_path):

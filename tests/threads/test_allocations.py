@@ -140,7 +140,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_a_later_step_allocates_nothing_large(case):
     num_ranks, make_model = CASES[case]
     found, grown = large_allocations(num_ranks, make_model)

@@ -136,6 +136,7 @@ def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_t
     assert found.metrics["rmse"] == pytest.approx(numpy.sqrt((error**2).mean()), rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["masks", "images"])
 @pytest.mark.parametrize(
     "mesh", [{"mesh.domain": 3}, {"mesh.domain": 2, "parallel.policy": "zero2"}]

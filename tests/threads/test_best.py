@@ -206,7 +206,7 @@ STOPS = {0.0: 10, 0.25: 4, 0.5: 5, 0.75: 3}  # improvement: the step, of 10
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("minimum", STOPS)
-@pytest.mark.thorough(but=4)
+@pytest.mark.thorough(but=1)
 def test_all_ranks_stop_where_no_loss_is_lower_by_enough(tmp_path, monkeypatch, ranks, minimum):
     scripted(monkeypatch, curve(SLOW))
     settings = {"run__steps": 10, "run__validate_every": 1, "run__patience": 2}

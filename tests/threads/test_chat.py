@@ -174,6 +174,7 @@ def losses_of_torch(folder, packing, logits_of):
     return losses
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("logits_of", [packed_logits, logits_one_by_one])
 def test_twenty_packed_steps_have_the_losses_of_torch(folder, packed_losses, logits_of):
     wanted = losses_of_torch(folder, True, logits_of)
@@ -181,6 +182,7 @@ def test_twenty_packed_steps_have_the_losses_of_torch(folder, packed_losses, log
     assert wanted[-1] < 0.9 * wanted[0]
 
 
+@pytest.mark.thorough
 def test_twenty_steps_of_a_conversation_in_each_row_have_the_losses_of_torch(folder):
     ours = run(folder, "apart", **{"data.packing": False})
     wanted = losses_of_torch(folder, False, logits_one_by_one)
@@ -213,6 +215,7 @@ def test_packed_losses_are_those_of_one_rank_on_every_mesh(folder, packed_losses
     numpy.testing.assert_allclose(ours, packed_losses[:4], atol=atol, rtol=0)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("mesh", IN_DOMAIN)
 def test_conversations_apart_may_be_cut_over_domain_ranks_and_packed_ones_not(folder, mesh):
     num_ranks, settings = IN_DOMAIN[mesh]

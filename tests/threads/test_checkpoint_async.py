@@ -138,6 +138,7 @@ def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
+@pytest.mark.thorough
 def test_a_second_save_waits_for_the_first(tmp_path, gate):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1)

@@ -98,6 +98,7 @@ def test_a_run_goes_on_with_its_library_though_another_is_faster_by_then(librari
     assert "products by parallel.blas" not in lines_of(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_another_library_only_where_it_is_told_to(libraries, tmp_path):
     libraries.setitem(blas.LIBRARIES, "onednn", lambda: Slow("quick", 0))
     run(settings_of(tmp_path))

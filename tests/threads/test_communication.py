@@ -269,6 +269,7 @@ def test_an_error_on_all_ranks_alike_is_said_once_and_exits_with_its_code(capsys
     )
 
 
+@pytest.mark.thorough
 def test_an_error_on_one_rank_alone_aborts_and_writes_an_error_file(tmp_path):
     def work(backend):
         with abort_on_error(backend, tmp_path / "run", lambda: "step 12"):

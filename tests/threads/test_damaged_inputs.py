@@ -150,7 +150,7 @@ def change(values, row):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_a_table_that_changed_is_refused_when_a_run_goes_on(suffix, tmp_path):
     path, given = table_of(suffix, tmp_path)
     start(tmp_path, "table", **given)

@@ -243,6 +243,7 @@ def test_a_model_trains_as_on_one_rank(name, domain):
     check(name, 1, "ddp", domain=domain)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("policy", ["fsdp", "zero2", "zero1", "ddp"])
 @pytest.mark.parametrize(
@@ -252,6 +253,7 @@ def test_policies_shard_over_data_and_domain_together(name, policy):
     check(name, 2, policy, domain=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_groups_of_ranks_share_a_copy(groups):
     check("UNet 2-D", 2, "hsdp", {"shard_ranks": groups}, domain=2)
@@ -348,11 +350,13 @@ def test_dropouts_and_copies_are_those_of_one_rank_on_tensor_ranks_too(plan, dom
             assert numpy.abs(numpy.subtract(*found)).max() < TOLERANCE
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet", *LOOKING])
 def test_blocks_are_computed_again_on_parts(name):
     check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["a net", "ResNet", "tokens", *LOOKING])
 def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
     """Eight samples in micro-batches of two."""

@@ -261,7 +261,7 @@ def test_what_an_embedding_alone_gathers_for_its_backward_is_the_only_call_for_n
 
 
 @pytest.mark.parametrize("missing", ["send", "receive"])
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 def test_a_message_that_only_one_side_posts_is_an_error_and_not_a_wait_for_ever(
     missing, monkeypatch
 ):

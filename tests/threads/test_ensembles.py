@@ -85,7 +85,7 @@ def counted(counts, stops, settings, *, callbacks, **place):
 # ---- trials --------------------------------------------------------------------
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("num_ranks, groups", [(4, 2), (1, 1), (3, 3), (3, 1)])
 def test_each_trial_has_the_bits_that_it_has_alone(num_ranks, groups, tmp_path):
     trials = on_ranks(num_ranks, tmp_path / "many", groups, trials=TRIALS[:3])
@@ -161,7 +161,7 @@ class Started(sk.Callback):
         self.models.append(run.model)
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("way", FAILURES)
 def test_a_trial_that_fails_is_recorded_and_the_others_go_on(way, tmp_path):
     failing, message = FAILURES[way]
@@ -202,6 +202,7 @@ def test_what_one_rank_alone_raises_ends_the_ensemble_and_is_named(tmp_path, mon
 # ---- going on --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_ensemble_that_was_killed_repeats_no_step_of_a_finished_trial(tmp_path):
     counts, stops = {}, {3: 6}
     make = partial(counted, counts, stops)
@@ -256,6 +257,7 @@ def test_before_run_nothing_is_known(tmp_path):
 # ---- comparisons --------------------------------------------------------------------
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("num_ranks, groups", [(2, 2), (1, 1)])
 def test_the_better_half_goes_on_with_the_bits_of_an_undisturbed_training(
     num_ranks, groups, tmp_path
@@ -303,6 +305,7 @@ def test_the_worse_go_on_with_the_state_of_the_better(tmp_path):
 # ---- predictions --------------------------------------------------------------------
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("num_ranks, groups", [(4, 2), (1, 1)])
 def test_predictions_have_mean_and_spread_over_the_trials(num_ranks, groups, tmp_path):
     def run(backend):

@@ -154,6 +154,7 @@ class Then(Callback):
             self._is_done = True
 
 
+@pytest.mark.thorough
 def test_a_run_whose_folder_another_has_taken_ends_at_its_next_save_and_loses_nothing(folder):
     def take_over():
         owner = json.loads((folder / "run" / OWNER_NAME).read_text())

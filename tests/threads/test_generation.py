@@ -145,6 +145,7 @@ def test_a_repetition_penalty_is_that_of_its_paper():
     assert drawn == pytest.approx([1 / 3, 1 / 3, 1 / 3], abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_top_p_looks_as_far_as_it_must(monkeypatch):
     logits = numpy.random.default_rng(0).normal(size=500)
     given = [Choice(top_p=p, top_k=k) for p in (0.01, 0.5, 0.999, 1.0) for k in (None, 3, 999)]

@@ -267,6 +267,7 @@ def waiting_in_vain(other, *, limit=2.0):
     return words[0]
 
 
+@pytest.mark.thorough
 def test_a_rank_that_does_not_come_is_named_after_the_limit():
     words = waiting_in_vain(lambda backend, over: over.wait(60))
     assert "wait for the GPU; last NCCL call" in words and "all_reduce of 1 k on data" in words

@@ -57,7 +57,7 @@ def refuse_to_draw(monkeypatch):
 
 
 @pytest.mark.parametrize("case", RUNS)
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_a_resumed_run_draws_none_and_has_the_bits_of_one_that_never_stopped(
     case, folder, monkeypatch
 ):

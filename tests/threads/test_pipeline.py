@@ -77,7 +77,7 @@ def deep_serial():
     [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)],
 )
 @pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 2), (3, 1), *SWEPT])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(
     deep_serial, pipeline, data, schedule, virtual
 ):

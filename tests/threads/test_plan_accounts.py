@@ -59,7 +59,7 @@ LAYOUTS = [
     + [(layout, DENSE) for layout in LAYOUTS if why_not(layout, DENSE, SHARDKIT) is None],
     ids=str,
 )
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
     assert why_not(layout, shape, SHARDKIT) is None
 

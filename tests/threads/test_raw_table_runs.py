@@ -180,6 +180,7 @@ def softmax(logits):
     return shares / shares.sum(1, keepdims=True)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("has_weights", [True, False])
 def test_a_number_and_a_class_are_predicted_by_one_model(has_weights, folder):
     run(settings_of(folder, **MIXED | ({} if has_weights else {"data__weights": None})))
@@ -223,6 +224,7 @@ def test_a_number_and_a_class_are_predicted_by_one_model(has_weights, folder):
     )
 
 
+@pytest.mark.thorough
 def test_quantiles_of_a_number_alone_hold_as_many_rows_as_they_say(folder):
     changes = {"data__quantiles": QUANTILES, "optimizer__learning_rate": 0.02}
     steps = {"run__steps": 300, "run__checkpoint_every": 300, "run__validate_every": 300}

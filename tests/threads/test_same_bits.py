@@ -192,6 +192,7 @@ def bits_of_science(make, shapes, mesh, choice):
     return found.pop()
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", SCIENCE)
 def test_models_of_science_have_one_digest_for_each_choice_of_convolutions(name):
     make, shapes, has_choices = SCIENCE[name]
