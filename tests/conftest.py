@@ -22,7 +22,7 @@ import pytest
 from mpi_run import HOSTS, MPIRun
 from quick import QuickTests, asked_for
 
-from shardkit.testing.array import MACHINE_CODE
+from shardkit.testing.array import MACHINE_CODE, MachineCode
 from shardkit.testing.base import launched_ranks
 
 HERE = Path(__file__).parent
@@ -159,6 +159,16 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if takes(config, item.path)]
     for item in items:
         _limit(item)
+
+
+@pytest.fixture
+def own_code():
+    """What a process has spent on machine code that has compiled nothing, and tells nobody: what
+    it says comes seconds later, when another test reads the stream.
+    """
+    code = MachineCode()
+    code.said = Silence()
+    return code
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shardkit.testing.array import MACHINE_CODE, MachineCode
+from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.comm import (
     LEDGER_NAME,
     MOST_SECONDS,
@@ -169,9 +169,11 @@ def test_nobody_is_asked_before_a_part_of_the_limit_is_over(tmp_path):
     assert waited_by(tmp_path / "missing", 1.0) == pytest.approx(1.0, abs=0.5)
 
 
-def test_the_code_that_a_rank_compiles_is_in_its_ledger_and_in_the_report(tmp_path, monkeypatch):
+def test_the_code_that_a_rank_compiles_is_in_its_ledger_and_in_the_report(
+    tmp_path, own_code, monkeypatch
+):
     ledger_of(tmp_path, 0, 3)
-    code = MachineCode()
+    code = own_code
     monkeypatch.setattr("shardkit.testing.comm.ledger.MACHINE_CODE", code)
     missing = ledger_of(tmp_path, 1, 2)
     missing.end()

@@ -112,8 +112,10 @@ def test_the_first_rank_says_once_what_is_compiled(rank, lines, monkeypatch, cap
         assert told[0].endswith("(they are of other sources)") and "compiled 2 kernels" in told[1]
 
 
-def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(monkeypatch):
-    code, now = MachineCode(), iter([1, 2, 5, 8, 10, 13, 20])
+def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(
+    own_code, monkeypatch
+):
+    code, now = own_code, iter([1, 2, 5, 8, 10, 13, 20])
     monkeypatch.setattr("shardkit.testing.array.machine_code.time.perf_counter", lambda: next(now))
     code.begin("outer")  # at 1
     code.begin("failed")  # at 2

@@ -44,6 +44,7 @@ def folders(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "MACHINE_CODE", code)
     packs._opened.cache_clear()
     yield tmp_path / "shipped", tmp_path / "own", code
+    code.said.conclude()  # now, and not while another test runs
     packs._opened.cache_clear()
 
 
