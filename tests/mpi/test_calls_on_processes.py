@@ -15,6 +15,7 @@ def made(strategy, model, backend):
     return strategy(model, config)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.mpi(min_size=2)
 def test_fsdp_by_calls_has_the_bits_of_ddp(backend):
     hashes = []

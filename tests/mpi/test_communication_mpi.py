@@ -36,7 +36,7 @@ def test_the_contract_holds_on_mpi(varied, promise):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("verb", ["barrier", "all_reduce", "send", "receive"])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_a_rank_that_waits_leaves_a_shared_core_to_others(backend, verb, monkeypatch):
     monkeypatch.setattr(backend.messages, "shares_cores", True)
     large, other = numpy.ones(2**20), backend.rank ^ 1

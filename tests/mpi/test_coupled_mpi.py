@@ -87,6 +87,7 @@ def test_losses_have_the_bits_of_a_training_from_a_file(backend, trainers, uneve
             assert c.statistics()["x"] == sum(map(FieldMoments.of, read), FieldMoments())
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi(min_size=3)
 def test_ranks_of_a_tensor_axis_read_the_same_samples(backend):
     with sk.coupled(None, 2) as c:
@@ -160,6 +161,7 @@ def test_a_solver_predicts_by_the_published_model_and_is_steered(backend, predic
         assert all(each[0] for each in found)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "buffer, when_full",
     [("latest", None), ("latest", "drop_random"), ("once", "drop_oldest"), ("reservoir", None)],
@@ -258,6 +260,7 @@ def test_a_full_buffer_of_a_rank_that_is_both_raises(backend):
     agree(backend, c.report()["received"] == 2)
 
 
+@pytest.mark.thorough
 def test_a_reservoir_of_ranks_that_are_both_is_read_as_often_as_wanted(backend):
     seen = []
     with sk.coupled(None, buffer="reservoir", buffer_bytes=8 * RECORD_BYTES) as c:
@@ -311,6 +314,7 @@ X = numpy.ones((1, 8), "float32")
 STUCK, ENDED = r"trainers wait for a put\(\) of this rank", r"finished without a publish\(\)"
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("buffer", ["once", "latest", "reservoir"])
 @pytest.mark.parametrize("predict_on", ["solver", "trainer"])
 def test_a_prediction_without_which_nothing_is_put_is_refused(backend, buffer, predict_on):
@@ -342,6 +346,7 @@ def test_a_prediction_is_refused_by_whichever_trainer_waits(backend):
             assert not list(c.batches(model_on(c.backend), 2))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("every", [1, 100])
 def test_a_run_that_reads_ahead_publishes_or_refuses(backend, tmp_path, every):
     """Its next batch waits for puts while it trains: no reason to refuse."""
@@ -384,6 +389,7 @@ def test_a_solver_predicts_after_the_end_of_the_stream(backend, predict_on, publ
             c.publish(model_on(c.backend))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("predict_on", ["solver", "trainer"])
 def test_ranks_that_are_both_predict_themselves(backend, predict_on):
     with sk.coupled(None, predict_on=predict_on) as c:
@@ -426,6 +432,7 @@ def test_others_hear_of_a_rank_that_raises_and_lives_on(backend, raising):
     backend.barrier()
 
 
+@pytest.mark.thorough
 def test_a_model_that_a_solver_wants_while_all_close_is_sent_before_they_part(backend):
     """Its rank closes with a model to take, and asks for the next: an answer after "close"."""
     with sk.coupled(None, 1) as c:
@@ -485,6 +492,7 @@ def test_a_coupling_is_closed_once_and_refuses_what_needs_the_others(backend, pr
     assert not c.is_solver or (c.report()["puts"] == 2 and not c.is_training)
 
 
+@pytest.mark.thorough
 def test_two_couplings_share_a_communicator(backend):
     with sk.coupled(None, 1) as one, sk.coupled(None, 1, buffer="latest") as two:
         if one.is_solver:

@@ -52,6 +52,7 @@ def trained(backend, policy, **sizes):
     return found
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("policy", ["ddp", "fsdp"])
 def test_ranks_that_share_samples_train_as_one(backend, policy):
     domain = backend.world_size

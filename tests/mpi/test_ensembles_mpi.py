@@ -25,6 +25,7 @@ def folder(backend, tmp_path):
     return backend.broadcast_object(tmp_path, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_trials", [4, pytest.param(12, marks=pytest.mark.thorough)])
 def test_each_trial_on_groups_has_the_bits_that_it_has_alone(backend, folder, num_trials):
     seeds = [{"run.seed": seed} for seed in range(num_trials)]
@@ -56,6 +57,7 @@ def alone_is_equal(folder, size, seed):
     return compare(*found, tolerance=0.0).is_equal
 
 
+@pytest.mark.thorough
 def test_trials_are_compared_over_all_groups(backend, folder):
     seeds = [{"run.seed": seed} for seed in (0, 2, 3)]
     options = {"groups": backend.world_size, "compare_at": [2, 4], "backend": backend}

@@ -48,6 +48,7 @@ def relative(got, wanted):
     return float(numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("mesh, policy, schedule", MESHES, ids=str)
 def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(
     gpu, backend, mesh, policy, schedule

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.mark.parametrize("settings", [{}, {"compute_dtype": "float16"}, {"overlap": True}], ids=str)
 @pytest.mark.parametrize("pipeline", [1, 2])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_groups_train_save_and_load_as_ddp_does(backend, tmp_path, pipeline, settings):
     """2 x 2 on four ranks; on two and three, groups of two and of one."""
     if backend.world_size % pipeline:

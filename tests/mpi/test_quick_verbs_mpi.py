@@ -128,6 +128,7 @@ def test_a_call_of_compiled_code_is_noted_like_another_one(backend, group, tmp_p
     assert group.progress.current is None and before is not backend.progress.ledger
 
 
+@pytest.mark.thorough
 def test_a_planned_call_is_recorded_as_called_where_it_was_planned(backend, tmp_path):
     """However it is made: by messages, in the memory of a node, through ports."""
     folder = backend.broadcast_object(tmp_path)

@@ -455,7 +455,7 @@ def apart(backend):
 
 @pytest.mark.parametrize("steps", ["train", "by hand"])
 @pytest.mark.parametrize("policy", ["FSDP", "ZeRO-1", "ZeRO-2"])
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, apart, policy, steps):
     ends, common = [], []
     for backend in (node, apart):

@@ -71,6 +71,7 @@ def test_compile_is_refused_on_all_ranks(backend, axis):
     assert texts == [texts[0]] * backend.world_size
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 2), (1, 4), (1, 3)])
 def test_a_hybrid_mesh_follows_the_serial_run(backend, on_one_rank, pipeline, tensor):
@@ -159,6 +160,7 @@ def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_
         assert abs(resident - 1) < 0.05 and abs(peak - 1) < 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.mpi(min_size=2)
 def test_two_models_in_one_job_do_not_disturb_each_other(backend):
     alone, _ = train("FSDP", backend, 4)

@@ -185,6 +185,7 @@ def test_a_split_backward_gives_the_same_bits():
         assert all((a == b).all() for a, b in zip(*grads))
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_packed_attention_of_half_floats_is_that_of_float32_rounded(dtype):
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype

@@ -72,6 +72,7 @@ def test_values_gradients_and_buffers_are_those_of_pytorch(name, sizes, shape, m
     numpy.testing.assert_allclose(leaf.grad, other.grad.numpy(), atol=1e-9)
 
 
+@pytest.mark.thorough(but=4)
 @every_form
 def test_float32_elsewhere_in_memory_has_the_same_bits(name, sizes, shape, more):
     layer = getattr(nn, name)(*sizes, **more).finish(0)
@@ -95,6 +96,7 @@ def test_a_far_mean_costs_no_digits():
     numpy.testing.assert_allclose(y.reshape(wide.shape), wanted, atol=2e-3)
 
 
+@pytest.mark.thorough
 def test_gradients_are_finite_differences():
     rng = numpy.random.default_rng(0)
     x, along = rng.standard_normal((2, 2, 4, 3))

@@ -222,7 +222,7 @@ def spread_over(arrays):
     return [numpy.moveaxis(numpy.moveaxis(x, 0, -1).copy(), -1, 0) for x in arrays]
 
 
-@pytest.mark.thorough(but=12)
+@pytest.mark.thorough(but=6)
 @every_shape
 def test_each_way_computes_the_definition(way, shape):
     right = convolved(lambda name: KERNELS[name].reference, shape, "float64")
@@ -241,7 +241,7 @@ def test_a_shape_is_convolved_by_its_way(way, shape):
     assert found.__name__.endswith(f".{way}")
 
 
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=4)
 @every_shape
 def test_bits_of_each_way_depend_neither_on_the_batch_nor_on_the_place_in_memory(way, shape):
     window, x, weight, bias, gradient = a_convolution((*shape[:2], 7, *shape[3:]), "float32")
@@ -257,7 +257,7 @@ def test_bits_of_each_way_depend_neither_on_the_batch_nor_on_the_place_in_memory
     assert (kernels.convolve_input(gradient, weight, None, window, x.shape[2:]) == for_x).all()
 
 
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=3)
 @every_shape
 def test_the_gradient_of_a_weight_is_put_where_it_is_asked_for(way, shape):
     window, x, weight, _, gradient = a_convolution(shape, "float32")
@@ -296,6 +296,7 @@ def test_no_number_of_one_position_comes_near_another():
         assert (y[:-1] == clean[:-1]).all(), way
 
 
+@pytest.mark.thorough(but=3)
 @every_shape
 def test_each_way_reads_nothing_that_it_did_not_write(way, shape, monkeypatch):
     def full_of_nan(shape, dtype, *more):

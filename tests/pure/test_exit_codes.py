@@ -112,7 +112,7 @@ def folder(tmp_path_factory):
     return root
 
 
-@pytest.mark.thorough(but=30)
+@pytest.mark.thorough(but=20)
 @pytest.mark.parametrize(
     "code, arguments", CODES, ids=lambda given: given if isinstance(given, str) else str(given)
 )

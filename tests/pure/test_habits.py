@@ -328,6 +328,7 @@ def test_what_pytorch_holds_on_the_host_is_taken(line, names):
     assert repr(eval(line, names)).startswith(OF_TORCH[line])
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("line", OF_TORCH_NAMES)
 def test_what_pytorch_has_for_another_thing_is_named(line, names):
     data = pytest.importorskip("torch").utils.data

@@ -35,7 +35,7 @@ def channel_that_waits(seconds, naps):
     return MPIChannel(mpi, communicator, None, None, shares_cores=False)
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("seconds", "most_looks"), [(0.0, 0), (1e-4, 3), (0.05, 110), (1.0, 450), (600.0, 31_000)]
 )

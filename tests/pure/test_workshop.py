@@ -201,6 +201,7 @@ def test_those_meet_who_have_all_in_common_and_no_others(monkeypatch):
 # ---- ends ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_that_was_killed_is_started_anew_by_whoever_asks_next(opened, others):
     assert code(opened) and code(others[0])
     os.kill(opened._process.pid, signal.SIGKILL)
@@ -360,6 +361,7 @@ def going_on(monkeypatch):
     monkeypatch.setattr(workshop, "_MAIN", change)
 
 
+@pytest.mark.thorough
 def test_a_folder_named_from_the_working_folder_is_the_same_there(opened, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "code")
@@ -408,6 +410,7 @@ def test_workers_end_with_the_workshop_and_hold_no_claim(opened, going_on, numbe
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.thorough
 @several_cores
 def test_it_works_on_the_cores_of_those_that_it_compiles_for(opened, others, going_on, tmp_path):
     """On one core nothing is compiled ahead; one more customer brings its cores along."""

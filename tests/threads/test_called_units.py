@@ -298,6 +298,7 @@ def test_gradients_of_several_calls_are_accumulated():
     assert results[0] == results[1]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
 def test_between_programs_nothing_is_readable_and_copies_train_on_alike(compute_dtype):
     def run(backend):

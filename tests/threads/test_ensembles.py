@@ -183,6 +183,7 @@ def test_a_trial_that_fails_is_recorded_and_the_others_go_on(way, tmp_path):
     assert statuses(again) == ["finished"] * 5 and not again[1].error
 
 
+@pytest.mark.thorough
 def test_what_one_rank_alone_raises_ends_the_ensemble_and_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel.shortage, "PATIENCE_SECONDS", 0.5)
 

@@ -151,7 +151,7 @@ def check(mesh, policy, schedule, form=None, **settings):
 
 
 @pytest.mark.parametrize("mesh, policy, schedule", COVERING, ids=str)
-@pytest.mark.thorough(but=3)
+@pytest.mark.thorough(but=2)
 def test_gradients_and_parameters_of_three_steps_are_those_of_the_serial_run(
     mesh, policy, schedule
 ):

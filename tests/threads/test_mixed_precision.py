@@ -44,6 +44,7 @@ def half_gpt(layers=4, **changes):
 # ---- right ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough(but=1)
 @EVERY_HALF
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("mesh, policy", [((1, 2, 1), "fsdp"), ((2, 1, 2), "ddp")], ids=str)

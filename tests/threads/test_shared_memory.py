@@ -39,6 +39,7 @@ def placed(heap, array, is_private):
     return copy
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "num_ranks, private",
     [*((3, private) for private in ("none", "all", "one")), (2, "none"), (2, "one")]
@@ -100,6 +101,7 @@ def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
             numpy.testing.assert_array_equal(array, wanted)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 def test_gathers_and_broadcasts_move_every_byte_once(num_ranks, private):
