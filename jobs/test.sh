@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make a virtual environment, install shardkit, and run its tests: `pytest`, and `mpiexec -n N pytest` on 1, 2, 3 and 4 ranks.
 #
-#   bash jobs/test.sh               the quick tests, in 5 to 10 minutes on two cores: tests/quick.py says which
+#   bash jobs/test.sh               the quick tests, in about 5 minutes on two cores: tests/quick.py says which
 #   bash jobs/test.sh --all         all tests: what continuous integration runs
 #   bash jobs/test.sh --coverage    the same tests (with --all: all of them) under coverage.py, which prints the lines they ran
 #
