@@ -361,6 +361,7 @@ def relative(got, wanted):
     return numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "run, name",
     [

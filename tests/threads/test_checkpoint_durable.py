@@ -132,16 +132,17 @@ def save_and_die(folder, step, at):
 
 
 @SAVES
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.thorough
 def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(
-    step, listed, tmp_path, monkeypatch
+    step, listed, every, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     found, at, status = set(), 0, 9
     while status == 9:
         shutil.rmtree(tmp_path)
         save(tmp_path, 1.0, 1)
-        status, at = exit_code(save_and_die, tmp_path, step, at), at + 1
+        status, at = exit_code(save_and_die, tmp_path, step, at), at + every
         found_step, value, skipped = newest(tmp_path)
         assert (found_step, value) in ((1, 1.0), (step, 2.0))
         assert all("never finished" in reason for reason in skipped)

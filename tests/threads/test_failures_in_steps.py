@@ -105,6 +105,7 @@ CALLS = {
 }
 
 
+@pytest.mark.most(4)
 @ALL
 @pytest.mark.parametrize("call, bad", [("train", (-1, -1)), ("evaluate", (0, 0))])
 @pytest.mark.thorough(but=3)

@@ -68,6 +68,7 @@ FRACTIONAL = {
 }
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FRACTIONAL)
 @pytest.mark.thorough(but=2)

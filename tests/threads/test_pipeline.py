@@ -55,6 +55,7 @@ def serial():
     return trained_bits(1, 1, "ddp")
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data", MESHES)
 @pytest.mark.thorough(but=3)
@@ -100,6 +101,7 @@ def tied_serial():
     return trained_bits(1, 1, "ddp", changes=TIED)
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "pipeline, data, schedule, policy",
     [

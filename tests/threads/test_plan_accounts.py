@@ -52,6 +52,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.most(5)
 @pytest.mark.parametrize(
     "layout, shape",
     [(layout, SHAPE) for layout in LAYOUTS]
@@ -159,6 +160,7 @@ PEAK_LAYOUTS = [
 ]
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "layout, style",
     [(layout, "gpt2") for layout in PEAK_LAYOUTS]

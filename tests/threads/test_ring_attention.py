@@ -102,6 +102,7 @@ def is_right(found, wanted):
     )
 
 
+@pytest.mark.most(4)
 @EVERY_SIZE
 @pytest.mark.parametrize("name", WAYS)
 def test_values_and_gradients_are_those_of_the_whole_sequence(name, num_ranks):
@@ -138,6 +139,7 @@ def test_drawn_attention_is_that_of_the_whole_sequence(seed):
 # ---- messages ------------------------------------------------------------------------------------
 
 
+@pytest.mark.most(4)
 @pytest.mark.parametrize("cut", ["even", "paired"])
 @pytest.mark.parametrize(
     "form",

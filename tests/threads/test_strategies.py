@@ -32,6 +32,7 @@ def serial():
     return trained_bits(1, "DDP", micro_batch=3)
 
 
+@pytest.mark.most(4)
 @EVERY_STRATEGY
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks(
