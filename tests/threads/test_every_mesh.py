@@ -158,7 +158,6 @@ def test_gradients_and_parameters_of_three_steps_are_those_of_the_serial_run(
     check(mesh, policy, schedule)
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("form, run", COVERING_FORMS)
 @pytest.mark.thorough
 def test_every_form_of_model_follows_the_serial_run(form, run):
@@ -169,7 +168,6 @@ def test_every_form_of_model_follows_the_serial_run(form, run):
     check(mesh, policy, schedule, form, **settings)
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("mesh, policy, schedule, settings", RUNS_OF_LATER_FORMS, ids=str)
 @pytest.mark.parametrize("form", LATER_FORMS)
 @pytest.mark.thorough(but=2)

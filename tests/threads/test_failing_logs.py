@@ -88,7 +88,6 @@ def undisturbed(tmp_path_factory, corpus):
     return find_checkpoint(trained(tmp_path_factory.mktemp("undisturbed"), corpus))[0]
 
 
-@pytest.mark.most(5)
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.thorough(but=2)
