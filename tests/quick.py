@@ -10,9 +10,8 @@ all pairs         of a product of three and more parameters --all runs the cases
                   pair of values occurs, those of each choice first; the others are of the sweep:
                   --all -m sweep
 strength(1)       of the products of this test --all runs the cases in which each value occurs:
-                  where the parameters are known not to meet, as schedules and kinds of file
-most(4)           of this test --all runs 4 cases, the quick ones and others, spread over them; the
-                  others are of the sweep: where each takes long and most go the same way
+                  where the parameters are known not to meet, as schedules and kinds of file, or
+                  where a case takes long
 named             a file or test that the command line names is run whole; and with --all what -k
                   names
 """
@@ -135,9 +134,8 @@ def each_choice(items, most_cases=lambda case: math.inf) -> set:
 
 
 def beyond_pairs(items, first) -> set:
-    """Return the cases that --all leaves to the sweep: of products of three and more parameters
-    those without which each pair of values occurs still, all but `first` and the fewest others,
-    found greedily; and of a test that is marked so, what is more than so many.
+    """Return the cases of products of three and more parameters without which each pair of values
+    occurs still: all but `first` and the fewest others, found greedily.
 
     What pytest.mark.parametrize lists in one go is one parameter, however many names it has. Of a
     test of another strength n, it is the values of each n parameters that occur together.
@@ -146,23 +144,14 @@ def beyond_pairs(items, first) -> set:
     """
     beyond = set()
     for cases in _by_test(items):
-        chosen = _pairs_of(cases, first)
-        quick = [case for case in chosen if case in first]
-        others = [case for case in chosen if case not in first]
-        most = min((mark.args[0] for mark in cases[0].iter_markers("most")), default=math.inf)
-        kept = {*quick, *_few_of(others, max(most - len(quick), 0))}
-        beyond.update(case for case in cases if case not in kept)
+        lists, strength = _lists(cases[0]), _strength_of(cases[0])
+        if len(_lines(cases[0], lists)) <= strength:  # of two parameters all pairs are the product
+            continue
+        found = {case: set(combinations(_lines(case, lists), strength)) for case in cases}
+        chosen = covering(found, [case for case in cases if case in first])
+        if len(cases) > WORTH * len(chosen):
+            beyond |= set(cases).difference(chosen)
     return beyond
-
-
-def _pairs_of(cases, first) -> list:
-    """Return the cases in which each pair of values occurs, or all, if they are hardly more."""
-    lists, strength = _lists(cases[0]), _strength_of(cases[0])
-    if len(_lines(cases[0], lists)) <= strength:  # of two parameters all pairs are the product
-        return cases
-    found = {case: set(combinations(_lines(case, lists), strength)) for case in cases}
-    chosen = covering(found, [case for case in cases if case in first])
-    return chosen if len(cases) > WORTH * len(chosen) else cases
 
 
 def _by_test(items):

@@ -23,7 +23,6 @@ class Attendant:
     turn   function () -> bool: take what has come; True if there was something
     lock   held around turns, and by others who use the same things
     jobs   functions () to be called beside the turns, without the lock
-
     awaited   function () -> str: what comes next, for who waits long
     """
 

@@ -68,7 +68,10 @@ def from_note(facts: dict[str, Any], body: numpy.ndarray) -> numpy.ndarray:
 
 
 class Predictor:
-    """One solver rank's part."""
+    """One solver rank's part.
+
+    predict_on   "solver" or "trainer"
+    """
 
     def __init__(self, solver: SolverSide, newest: NewestModel, predict_on: str):
         self._solver, self._newest = solver, newest

@@ -361,7 +361,6 @@ def relative(got, wanted):
     return numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "run, name",
     [

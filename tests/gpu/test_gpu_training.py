@@ -79,7 +79,6 @@ def check(name, form=None):
     assert relative(got.parameters, wanted.parameters) < TOLERANCE
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.thorough
 def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):

@@ -76,7 +76,6 @@ TRAINED = {
 }
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("how", TRAINED)
 @pytest.mark.thorough
 def test_a_step_sends_its_batch_and_asks_for_loss_and_norm(book, how):

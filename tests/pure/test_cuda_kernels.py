@@ -106,7 +106,6 @@ def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
                 )
 
 
-@pytest.mark.most(16)
 @every_kernel
 @pytest.mark.thorough(but=4)
 def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):

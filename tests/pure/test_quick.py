@@ -121,15 +121,6 @@ def test_a_room_has_a_most_of_cases_that_a_marker_raises():
     assert numbers == {"test": [0, 8], "other": [0, 2, 4, 6, 8]}
 
 
-@pytest.mark.parametrize(
-    "quick, kept", [((), [0, 4, 8]), ((2,), [0, 2, 8]), ((1, 2, 3, 4), [1, 2, 3, 4])]
-)
-def test_what_is_more_than_the_most_of_a_test_is_of_the_sweep(quick, kept):
-    cases = cases_of("test", [{"a": number} for number in range(9)], pytest.mark.most(3).mark)
-    left = set(cases) - beyond_pairs(cases, {cases[number] for number in quick})
-    assert sorted(case.callspec.params["a"] for case in left) == kept
-
-
 def test_two_tests_do_not_stand_for_each_other():
     cases = cases_of("one", [{"a": 1}]) + cases_of("other", [{"a": 1}])
     assert len(each_choice(cases)) == 2

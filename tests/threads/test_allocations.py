@@ -139,7 +139,6 @@ CASES = {
 }
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thorough(but=1)
 def test_a_later_step_allocates_nothing_large(case):

@@ -93,7 +93,6 @@ def run(settings, num_ranks=1):
     return sk.run_ranks(num_ranks, lambda backend: train_run(settings, backend, resume=False))[0]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thorough
 def test_a_run_has_the_same_bits_on_every_mesh(case, data, tmp_path):

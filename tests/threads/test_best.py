@@ -136,7 +136,6 @@ def any_case(seed):
     }
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.sweep] * (seed >= 16)) for seed in range(64)]
 )

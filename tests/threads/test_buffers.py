@@ -118,7 +118,7 @@ def serial():
     return trained("1")
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("mesh", ["data 2", "data 4", "pipeline 2", "2 x 2"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_bits_are_those_of_one_rank(mesh, policy, serial):

@@ -48,7 +48,6 @@ def serial(name, micro_batch, **settings):
     return trained("DDP", name, 1, micro_batch, **settings)
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("num_ranks, micro_batch", [(1, 3), (2, 3), (3, 2), (4, 3)])

@@ -41,7 +41,7 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(strategy, tmp_path):
     assert run(strategy, 2, 2, load=tmp_path, start=3) == run(strategy, 2, 5)
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("saved", [("FSDP", 4), ("DDP", 1), ("ZeRO-1", 2)])
 @pytest.mark.parametrize("loaded", [("DDP", 2), ("FSDP", 1), ("ZeRO-2", 4), ("FSDP", 4)])
 @pytest.mark.thorough

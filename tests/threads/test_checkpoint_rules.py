@@ -98,7 +98,7 @@ def definition(folder, rule, steps):
     return sk.run_ranks(1, on_rank)[0]
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("new", RULES)
 @pytest.mark.parametrize("old", RULES)
 @pytest.mark.thorough
@@ -193,7 +193,7 @@ def by_file(model, folder):
     model.load_state(file, only="model")
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("way", [by_model, by_image, by_file])
 @pytest.mark.parametrize("strategy, num_ranks", LAYOUTS)
 @pytest.mark.thorough(but=2)
@@ -256,7 +256,7 @@ def remove(tensor):
     return lambda manifest: manifest["tensors"].pop(tensor)
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("rule", ["SGD", "Momentum", "AdamW"])
 @pytest.mark.parametrize(
     "damage, words",

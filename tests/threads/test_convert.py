@@ -86,7 +86,6 @@ def theirs(tmp_path):
 # ---- there and back, without transformers --------------------------------------------------------
 
 
-@pytest.mark.most(4)
 @forms
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_there_and_back_keeps_every_bit_and_the_configuration(form, dtype, tmp_path):

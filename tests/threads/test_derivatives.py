@@ -138,7 +138,6 @@ RUNS = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name, num_ranks, settings", RUNS)
 @pytest.mark.thorough
 def test_derivatives_train_as_on_one_rank(name, num_ranks, settings):

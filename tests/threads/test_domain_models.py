@@ -237,7 +237,7 @@ def check(name, data, policy, config=None, *, steps=STEPS, **sizes):
         assert numpy.abs(prediction - wanted[part][2]).max() <= TOLERANCE * 10
 
 
-@pytest.mark.most(10)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("domain", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_on_one_rank(name, domain):
@@ -273,7 +273,7 @@ def test_gradients_of_weights_wait_where_those_of_inputs_go_on(name):
 MESHES = {2: "zero1", 3: "fsdp", 4: "zero2"}
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("domain", MESHES)
 @pytest.mark.parametrize("name", LOOKING)
 def test_data_and_stages_stand_beside_ranks_that_look_along_samples(name, domain):
@@ -316,7 +316,7 @@ PLANS = {
 FORWARD = {"5.up": "column", "5.down": "row"}
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("domain, tensor", [(1, 2), (2, 2), (3, 2), (2, 3)])
 def test_dropouts_and_copies_are_those_of_one_rank_on_tensor_ranks_too(plan, domain, tensor):
@@ -353,14 +353,12 @@ def test_dropouts_and_copies_are_those_of_one_rank_on_tensor_ranks_too(plan, dom
             assert numpy.abs(numpy.subtract(*found)).max() < TOLERANCE
 
 
-@pytest.mark.most(4)
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["UNet 2-D", "a net", "ResNet", *LOOKING])
 def test_blocks_are_computed_again_on_parts(name):
     check(name, 2, "fsdp", {"activation_checkpointing": True}, domain=2)
 
 
-@pytest.mark.most(4)
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("name", ["a net", "ResNet", "tokens", *LOOKING])
 def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
@@ -417,7 +415,7 @@ def vector(model):
     return numpy.asarray(model.get_parameters()).copy()
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["a net", "GPT", "FNO 1-D"])
 def test_a_checkpoint_opens_on_another_number_of_domain_ranks(name, after, tmp_path):

@@ -49,7 +49,7 @@ def figures(backend, name, in_parts, **sizes):
 WITH_PARTS = ["patches", "UNet 3-D", "ResNet", "ViT 2-D", "classes of rows", "texts", "mesh"]
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("name", WITH_PARTS)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.thorough(but=3)

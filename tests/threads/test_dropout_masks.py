@@ -575,7 +575,7 @@ class OfLayer(nn.Module):
         return y
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("has_windows", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.thorough(but=2)

@@ -161,7 +161,6 @@ class Started(sk.Callback):
         self.models.append(run.model)
 
 
-@pytest.mark.most(4)
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("way", FAILURES)
 def test_a_trial_that_fails_is_recorded_and_the_others_go_on(way, tmp_path):

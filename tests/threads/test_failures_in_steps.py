@@ -105,7 +105,6 @@ CALLS = {
 }
 
 
-@pytest.mark.most(4)
 @ALL
 @pytest.mark.parametrize("call, bad", [("train", (-1, -1)), ("evaluate", (0, 0))])
 @pytest.mark.thorough(but=3)

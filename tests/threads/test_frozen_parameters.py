@@ -79,7 +79,7 @@ def serial():
     }
 
 
-@pytest.mark.most(7)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.thorough(but=3)

@@ -87,7 +87,6 @@ def trained(folder, num, ranks, settings, mark=""):
     return [int(n) for batch in batches for part in batch for n in part], steps, rates.rates
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("number", range(SEQUENCES))
 @pytest.mark.thorough
 def test_each_epoch_reads_each_sample_once_whatever_changes_between_starts(number, tmp_path):

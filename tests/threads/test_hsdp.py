@@ -31,7 +31,6 @@ GROUPS = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("mesh, sharing", GROUPS, ids=str)
 @pytest.mark.thorough(but=1)
 def test_gradients_norms_and_bits_are_those_of_ddp(mesh, sharing):

@@ -78,7 +78,6 @@ RUNS = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("num_ranks, kind, settings", RUNS)
 @pytest.mark.thorough(but=3)
 def test_lora_trains_as_on_one_rank_and_moves_nothing_else(num_ranks, kind, settings, serial):

@@ -68,7 +68,7 @@ FRACTIONAL = {
 }
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FRACTIONAL)
 @pytest.mark.thorough(but=2)

@@ -66,7 +66,6 @@ CASES = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("mesh, policy", CASES, ids=str)
 @pytest.mark.thorough(but=2)
 def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):

@@ -285,7 +285,7 @@ def test_the_scale_stays_within_bounds_and_one_that_is_fixed_stays_one():
     assert fixed.state() is None and down.state() == {"value": SMALLEST_SCALE, "good_steps": 0}
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("clip", [1.0, None], ids=["clipped", "not clipped"])
 @EVERY_STRATEGY

@@ -91,7 +91,7 @@ def test_muon_beside_adamw_is_that_of_pytorch(adjust, nesterov, monkeypatch):
     numpy.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("clip", (None, 0.1))
 @pytest.mark.parametrize("strategy", MAKERS)
 @pytest.mark.thorough(but=2)

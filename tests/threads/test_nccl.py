@@ -127,7 +127,6 @@ def between_nodes(monkeypatch, num_ranks, per_node, make):
     return results, max(left.values(), default=0)
 
 
-@pytest.mark.most(4)
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(

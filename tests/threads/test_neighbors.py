@@ -85,7 +85,6 @@ DEATHS = [  # ranks, who dies, ranks that train then, pipeline, tensor
 OTHERS = ("ddp", "zero1", "zero2", "hsdp")
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "policy, num_ranks, dead, num_left, pipeline, tensor",
     [("fsdp", *death) for death in DEATHS]

@@ -139,7 +139,6 @@ CASES = {
 }
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.thorough(but=4)
 def test_a_drifted_copy_is_reported_and_becomes_the_first_holders_bits(case):

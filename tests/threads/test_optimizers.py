@@ -144,7 +144,7 @@ def plain_run(with_validation, rule=sk.AdamW(lr=rising_rate)):
 # ---- optimize ------------------------------------------------------------------------------------
 
 
-@pytest.mark.most(5)
+@pytest.mark.strength(1)
 @EVERY_SIZE
 @EVERY_OPTIMIZER
 def test_optimize_follows_a_plain_loop_and_keeps_its_best_epoch(kind, num_ranks):

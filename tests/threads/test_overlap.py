@@ -58,7 +58,6 @@ CASES = {
 }
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "case, tied",
     [(case, False) for case in CASES] + [(case, True) for case in ("ddp", "fsdp, gpipe", "v")],

@@ -84,7 +84,7 @@ def _decay(name, settings):
     return (group.changes if group else {}).get("weight_decay", settings["weight_decay"])
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("strategy", MAKERS)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.thorough

@@ -55,7 +55,7 @@ def serial():
     return trained_bits(1, 1, "ddp")
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data", MESHES)
 @pytest.mark.thorough(but=3)
@@ -101,7 +101,6 @@ def tied_serial():
     return trained_bits(1, 1, "ddp", changes=TIED)
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "pipeline, data, schedule, policy",
     [

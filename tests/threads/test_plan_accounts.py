@@ -52,7 +52,6 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.most(5)
 @pytest.mark.parametrize(
     "layout, shape",
     [(layout, SHAPE) for layout in LAYOUTS]
@@ -160,7 +159,6 @@ PEAK_LAYOUTS = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "layout, style",
     [(layout, "gpt2") for layout in PEAK_LAYOUTS]

@@ -43,7 +43,6 @@ RUNS = [
 ]
 
 
-@pytest.mark.most(4)
 @pytest.mark.thorough
 @pytest.mark.parametrize("number, devices", RUNS)
 def test_every_recommended_layout_trains(number, devices):
@@ -104,7 +103,6 @@ def most_like(wanted, candidates):
     return [candidate for candidate in candidates if wanted(candidate.layout)][:1]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.sweep] * (seed >= 12)) for seed in range(500)]
 )

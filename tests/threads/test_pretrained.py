@@ -101,7 +101,6 @@ def sharded(backend, folder, pipeline=1, tensor=1, **settings):
     return model
 
 
-@pytest.mark.most(4)
 @families
 @pytest.mark.thorough(but=1)
 def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_a_step(
@@ -174,7 +173,7 @@ def written(folder, **changes):
     return folder / "theirs"
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 2), (1, 3)], ids=str)
 @pytest.mark.thorough(but=2)

@@ -102,7 +102,7 @@ def is_right(found, wanted):
     )
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @EVERY_SIZE
 @pytest.mark.parametrize("name", WAYS)
 def test_values_and_gradients_are_those_of_the_whole_sequence(name, num_ranks):
@@ -139,7 +139,6 @@ def test_drawn_attention_is_that_of_the_whole_sequence(seed):
 # ---- messages ------------------------------------------------------------------------------------
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("cut", ["even", "paired"])
 @pytest.mark.parametrize(
     "form",

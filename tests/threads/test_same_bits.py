@@ -99,7 +99,6 @@ def covering_runs(tensor, family):
     return runs
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("tensor, family", SIZES)
 @pytest.mark.thorough
 def test_the_bits_depend_on_the_tensor_size_alone(tensor, family):
@@ -288,14 +287,12 @@ def _trained(settings, num_ranks, steps):
     return found.pop()
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name, value, both", KEEP_THE_BITS, ids=str)
 @pytest.mark.thorough
 def test_settings_of_the_work_shared_keep_the_bits(name, value, both):
     assert bits_of_run(both, {f"parallel.{name}": value}) == bits_of_run(both)
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name, value, both", CHANGE_THE_BITS, ids=str)
 @pytest.mark.thorough
 def test_what_is_said_to_change_the_bits_does(name, value, both):

@@ -119,7 +119,7 @@ def trained(name, dtype, policy, num_ranks, pipeline, half=None):
     return results[0]
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.thorough
@@ -135,7 +135,7 @@ def test_the_losses_and_parameters_are_those_of_one_rank(name, dtype):
             numpy.testing.assert_array_equal(parameters, weights, err_msg=str(mesh))
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.thorough(but=1)

@@ -65,7 +65,7 @@ def losses(form, batch, num_ranks=1, pipeline=1, tensor=1, policy="fsdp", option
     return sk.run_ranks(num_ranks, on_rank)[0]
 
 
-@pytest.mark.most(5)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.thorough(but=4)

@@ -32,7 +32,8 @@ def serial():
     return trained_bits(1, "DDP", micro_batch=3)
 
 
-@pytest.mark.most(4)
+@pytest.mark.thorough(but=5)
+@pytest.mark.strength(1)
 @EVERY_STRATEGY
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks(

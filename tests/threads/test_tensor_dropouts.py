@@ -134,7 +134,6 @@ def trained(name, tensor, data=1, **settings):
     return sk.run_ranks(tensor * data, on_rank)[0]
 
 
-@pytest.mark.most(4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thorough(but=3)
 def test_losses_are_those_of_one_rank(name):

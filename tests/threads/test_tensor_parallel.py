@@ -275,7 +275,7 @@ def test_a_style_of_ones_own_is_one_entry(monkeypatch):
     sk.run_ranks(2, run)
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @EVERY_SIZE
 @pytest.mark.parametrize("name", ["gpt2", "llama kv 1", "gpt2 tied", "llama norm of all", *DROPOUT])
 def test_sequence_parallelism_does_not_change_loss_and_gradients(name, num_ranks):

@@ -74,7 +74,7 @@ def test_a_module_answers_once_it_is_given_weights(trained):
     numpy.testing.assert_array_equal(module.predict(X), given.predict(X))
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize(
     "ask",
     [
@@ -120,7 +120,7 @@ def test_a_sharded_model_whose_weights_are_not_read_refuses_on_all_ranks_until_i
     assert len(set(sk.run_ranks(num_ranks, run))) == 1
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize(
     "fill",
     [

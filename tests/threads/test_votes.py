@@ -167,7 +167,7 @@ def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, ten
         ] * (2 * pipeline * tensor)
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @EVERY_STRATEGY
 @pytest.mark.parametrize("how", MEMORY)
 @pytest.mark.thorough(but=2)
@@ -203,7 +203,7 @@ def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_n
     )
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("how", MEMORY)
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.thorough(but=2)

@@ -18,7 +18,7 @@ def make(backend, pipeline=1, tensor=1, **settings):
     )
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize(
     "act",
@@ -154,7 +154,7 @@ def test_importance_of_features_leaves_the_evaluation_of_the_metadata_as_it_was(
     assert all(sk.run_ranks(2, run))
 
 
-@pytest.mark.most(4)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize(
     "mesh", [(1, 1), (2, 1), (1, 4)], ids=["data", "pipeline", "tensor with shared key heads"]
 )
