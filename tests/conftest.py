@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from mpi_run import HOSTS, MPIRun
-from quick import QuickTests, asked_for
+from quick import QuickTests, asked_for, room_of
 
 from shardkit.testing.array import MACHINE_CODE, MachineCode
 from shardkit.testing.base import launched_ranks
@@ -184,12 +184,6 @@ def _signals():
     heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     return blocked, [signal.getsignal(number) for number in heard]
-
-
-@cache
-def room_of(path) -> str:
-    """Return the folder of tests that a file is in."""
-    return path.relative_to(HERE).parts[0]
 
 
 def _limit(item):

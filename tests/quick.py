@@ -17,10 +17,13 @@ named             a file or test that the command line names is run whole; and w
 """
 
 import math
+from functools import cache
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 THOROUGH_FOLDERS = ("e2e",)  # these start the command and MPI jobs: seconds each
 MOST_CASES = {"threads": 2, "mpi": 2, "gpu": 2}  # of one test: each is a job of several ranks
 WORTH = 1.5  # a product that is not longer than its pairs by this factor is run whole
@@ -70,12 +73,12 @@ class QuickTests:
             if item.path not in named and item.get_closest_marker("sweep") is None
         ]
         quick = [case for case in cases if not self._is_thorough(case)]
-        return beyond_pairs(cases, each_choice(quick, self._most_cases))
+        return beyond_pairs(cases, each_choice(quick, usual_most))
 
     def _leave_out(self, config, items, beyond):
         named = {path for path in asked_for(config) if path.is_file()}
         kept = [item for item in items if item.path in named or not self._is_thorough(item)]
-        chosen = each_choice([item for item in kept if item.path not in named], self._most_cases)
+        chosen = each_choice([item for item in kept if item.path not in named], usual_most)
         kept = {item for item in kept if item.path in named} | chosen
         left_out = [item for item in items if item not in kept]
         if left_out:
@@ -85,13 +88,7 @@ class QuickTests:
 
     def _is_thorough(self, item) -> bool:
         marks = item.iter_markers("thorough")
-        return self._room(item) in THOROUGH_FOLDERS or any(not mark.kwargs for mark in marks)
-
-    def _most_cases(self, case) -> float:
-        return MOST_CASES.get(self._room(case), math.inf)
-
-    def _room(self, item) -> str:
-        return item.path.relative_to(self._here).parts[0]
+        return room_of(item.path) in THOROUGH_FOLDERS or any(not mark.kwargs for mark in marks)
 
     def pytest_sessionfinish(self, session):
         """Hand both to the process that shares tests among workers, which collects none."""
@@ -110,6 +107,17 @@ class QuickTests:
         left_out = " and ".join([*tests, *sorted(self._folders_left_out)])
         if left_out:
             terminalreporter.write_line(f"left out: {left_out}; --all runs them too")
+
+
+@cache
+def room_of(path) -> str:
+    """Return the folder of tests that a file is in."""
+    return path.relative_to(HERE).parts[0]
+
+
+def usual_most(case) -> float:
+    """Return how many cases of a test are quick, where its markers do not say it."""
+    return MOST_CASES.get(room_of(case.path), math.inf)
 
 
 def asked_for(config) -> set:
