@@ -302,6 +302,48 @@ def test_other_code_inside_of_a_call_is_noticed(tmp_path):
     assert noticed == [False, False, True]
 
 
+def test_the_stacks_of_a_hang_cost_no_process_its_life(tmp_path):
+    """One rank has closed its watchdog; what has the process id of another knows none."""
+    program = textwrap.dedent("""
+        import sys, time
+        from shardkit.testing.comm import LEDGER_NAME, Ledger, Progress, Watchdog
+        folder, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+        if how == "of another program":
+            Ledger(f"{folder}/" + LEDGER_NAME.format(rank), rank, 4)
+        else:
+            watchdog = Watchdog(Progress(), folder, rank, 4, seconds=lambda: 60.0, abort=print)
+        if how == "closed":
+            watchdog.close()
+        print("there", flush=True)
+        time.sleep(600)
+    """)
+    others = {
+        how: subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), str(rank), how], stdout=subprocess.PIPE
+        )
+        for rank, how in enumerate(("watched", "closed", "of another program"), start=1)
+    }
+    try:
+        for process in others.values():
+            assert process.stdout.readline() == b"there\n"
+        told = []
+        progress = Progress()
+        watchdog = Watchdog(progress, tmp_path, 0, 4, seconds=lambda: 30.0, abort=told.append)
+        progress.begin_collective("barrier", "world", (0, 1, 2, 3))
+        progress.began -= 100.0
+        watchdog._look()
+        progress.end()
+        watchdog.close()
+        assert {how: process.poll() for how, process in others.items()} == dict.fromkeys(others)
+        assert len(told) == 1 and "ranks 1, 2, 3 are missing" in told[0]
+        for rank in (0, 1):
+            assert "Current thread" in (tmp_path / f"rank-{rank:05d}.stacks").read_text()
+    finally:
+        for process in others.values():
+            process.kill()
+            process.communicate()
+
+
 class Listener:
     """What listens to calls in the place of a ledger."""
 

@@ -26,6 +26,15 @@ def is_stopped(process: int) -> bool:
     return state_of(process) in ("T", "t")
 
 
+def catches(process: int, number: int) -> bool:
+    """Return True if the process has a handler of its own for the signal: it survives it."""
+    with suppress(OSError), open(f"/proc/{process}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def _stat_of(process: int) -> list[str]:
     """Return what follows the name of the process in its line of /proc."""
     with open(f"/proc/{process}/stat") as file:

@@ -34,6 +34,7 @@ from .hang import (
 )
 from .ledger import LEDGER_NAME, Ledger
 from .ledgers import read_ledgers
+from .processes import catches
 from .progress import Call
 from .pulse import beat_seconds
 from .turn import Idle
@@ -239,12 +240,15 @@ class Watchdog:
         return ""
 
     def _ask_for_stacks(self):
-        """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
+        """Signal every process of this node: its handler writes the stacks, even inside of MPI.
+
+        A rank that has closed its watchdog, or another program that has its id by now, has no such
+        handler and would die.
+        """
         for process in read_ledgers(self.folder).processes_on(os.uname().nodename):
-            try:
-                os.kill(process, STACKS_SIGNAL)
-            except OSError:  # it has died, or the id belongs to another user's process now
-                continue
+            with suppress(OSError):  # it has died just now, or belongs to another user
+                if catches(process, STACKS_SIGNAL):
+                    os.kill(process, STACKS_SIGNAL)
 
     def _dump_stacks(self):
         """Write the stacks, unless the signal has done so."""
