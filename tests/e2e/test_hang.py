@@ -20,6 +20,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 PROGRAM = textwrap.dedent("""
     import os, signal, sys, time, numpy
     import shardkit as sk
+    from shardkit.testing.comm import begin_all_gather
     backend = sk.MPICommunicationBackend()
     backend.initialize()
     folder, kind = sys.argv[1:]
@@ -34,8 +35,10 @@ PROGRAM = textwrap.dedent("""
         call() if kind == "prepared" else backend.all_reduce(array)
     # print() may write a line in parts
     os.write(1, f"ready {backend.rank} {os.getpid()}\\n".encode())
-    if kind in ("late", "prepared") and backend.rank == 1:
+    if kind in ("late", "prepared", "begun") and backend.rank == 1:
         time.sleep(60)
+    if kind == "begun":
+        begin_all_gather(backend, array, numpy.empty(30, "float32"), 0).end()
     if kind in ("stopped", "killed") and backend.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "other" and backend.rank == 1:
@@ -88,6 +91,13 @@ WAITING = (
                 WAITING.replace("\\d on", "\\d+ on"),
                 "missing: rank 1 of 3 ranks",
                 "rank 1 in no call",
+            ],
+        ),
+        (
+            "begun",
+            [
+                "no progress in begin_all_gather within 2 s: rank 1 is missing",
+                "ranks 0, 2 in wait for begin_all_gather with ranks 0, 1, 2 for",
             ],
         ),
         ("stopped", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 wrote no stacks"]),

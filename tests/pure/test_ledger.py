@@ -225,12 +225,23 @@ def test_those_who_are_missing_are_named_in_a_few_words(tmp_path, begun, suspect
     assert hang_suspects(tmp_path) == suspects
 
 
-def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_message(tmp_path):
-    for rank in (1, 2):
-        rank_ledger(tmp_path, rank, 2, is_stuck=False)
-    waiting = rank_ledger(tmp_path, 0, 2, is_stuck=False)
-    waiting.begin("irecv", "world", (1,), None)
+@pytest.mark.parametrize(
+    "verb, ranks, others",
+    [
+        ("irecv", (1,), "rank 1"),
+        ("begin_reduce_scatter", (0, 1, 2), "ranks 0, 1, 2"),
+        ("begin_reduce_scatter", (1, 2), "ranks 1, 2"),
+    ],
+)
+def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_messages(
+    tmp_path, verb, ranks, others
+):
+    for rank in (0, 2):
+        waiting = rank_ledger(tmp_path, rank, 2, is_stuck=False)
+        waiting.begin(f"wait for {verb}", "world", ranks, None)
+    rank_ledger(tmp_path, 1, 2, is_stuck=False)
     assert hang_suspects(tmp_path) == "rank 1 is missing"
+    assert f"ranks 0, 2 in wait for {verb} with {others} for" in hang_report(tmp_path)
 
 
 @pytest.mark.parametrize(

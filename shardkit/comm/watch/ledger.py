@@ -151,21 +151,24 @@ class Names:
         """Return the number of a group: "world/2.0 of ranks 0-1"."""
         number = self._groups.get(group)
         if number is None:
-            text = f"{group}{OF_RANKS}{ranges_text(ranks)}"
-            if len(text) > _MOST_NAME_BYTES:
-                text = f"{group}{OF_RANKS}{UNKNOWN_RANKS}"
-            number = self._groups[group] = self.number(text)
+            number = self._groups[group] = self._place(group, OF_RANKS, ranks)
         return number
+
+    def _place(self, group: str, relation: str, ranks: tuple[int, ...]) -> int:
+        text = f"{group}{relation}{ranges_text(ranks)}"
+        if len(text) > _MOST_NAME_BYTES:
+            text = f"{group}{relation}{UNKNOWN_RANKS}"
+        return self.number(text)
 
     def numbers_of(self, groups) -> list[int]:
         """Return the numbers of the groups of these keys, 0 for those without one."""
         return [self._groups.get(group, 0) for group in groups]
 
     def message(self, group: str, ranks: tuple[int, ...]) -> int:
-        """Return the number of a message: "world with rank 2"."""
+        """Return the number of a message, or of those of a collective: "world with rank 2", "0-3"."""
         number = self._groups.get((group, ranks))
         if number is None:
-            number = self._groups[group, ranks] = self.number(f"{group}{WITH_RANK}{ranks[0]}")
+            number = self._groups[group, ranks] = self._place(group, WITH_RANK, ranks)
         return number
 
 
