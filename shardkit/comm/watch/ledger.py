@@ -165,7 +165,7 @@ class Names:
         return [self._groups.get(group, 0) for group in groups]
 
     def message(self, group: str, ranks: tuple[int, ...]) -> int:
-        """Return the number of a message, or of those of a collective: "world with rank 2", "0-3"."""
+        """Return the number of a message, or of a collective under way: "world with rank 0-3"."""
         number = self._groups.get((group, ranks))
         if number is None:
             number = self._groups[group, ranks] = self._place(group, WITH_RANK, ranks)
