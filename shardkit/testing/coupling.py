@@ -8,7 +8,7 @@ NAMES = {
     "buffers": "open_buffer",
     "embedding": "EmbeddedCoupling NATIVE array_at compiler_flags",
     "moments": "FieldMoments added from_stored moments_of to_stored",
-    "records": "RecordForm header_of",
+    "records": "Record RecordForm header_of",
     "sides": "PutOrder",
 }
 

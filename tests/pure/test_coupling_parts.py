@@ -13,6 +13,7 @@ from shardkit import ShapeError
 from shardkit.testing.coupling import (
     FieldMoments,
     PutOrder,
+    Record,
     RecordForm,
     added,
     attendant,
@@ -55,7 +56,7 @@ def test_a_record_holds_what_was_put():
     form = RecordForm.of(FIELDS)
     assert RecordForm.from_text(form.text()) == form
     records = numpy.zeros((2, form.record_bytes), "uint8")
-    form.write(records[1], FIELDS, 12, 0.5, 2.0)
+    Record(form, records[1]).write(FIELDS, 12, 0.5, 2.0)
     fields = form.read(records)
     for name, values in FIELDS.items():
         assert fields[name].dtype == values.dtype and numpy.array_equal(fields[name][1], values)
@@ -69,12 +70,14 @@ def test_a_record_holds_what_was_put():
         {"b": FIELDS["b"]},
         {**FIELDS, "b": FIELDS["b"].T},
         {**FIELDS, "b": FIELDS["b"].astype("float64")},
+        {**FIELDS, "b": FIELDS["b"].astype(">f4")},
     ],
 )
 def test_other_fields_than_those_of_the_first_put_are_refused(other):
     form = RecordForm.of(FIELDS)
+    record = Record(form, numpy.zeros(form.record_bytes, "uint8"))
     with pytest.raises(ShapeError, match=r"the first put was a int64 \[\], b float32 \[2, 3\]"):
-        form.write(numpy.zeros(form.record_bytes, "uint8"), other, 0, 0.0, 1.0)
+        record.write(other, 0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("values", [numpy.array(["a"]), numpy.empty(0), [object()]])
@@ -99,7 +102,8 @@ def filled(kind, when_full, puts, *, slots=4, weights=None, order=None):
         if slot is None:
             break
         weight = 1.0 if weights is None else weights[number]
-        form.write(buffer.records[slot], {"x": numpy.full(1, float(number))}, number, 0.0, weight)
+        record = Record(form, buffer.records[slot])
+        record.write({"x": numpy.full(1, float(number))}, number, 0.0, weight)
         buffer.keep(slot)
     return buffer, form
 
@@ -150,7 +154,8 @@ def test_a_reservoir_is_a_fair_selection_whatever_the_order():
         buffer = open_buffer("reservoir", None, 9 * form.record_bytes, form.record_bytes, seed)
         for number in range(40):
             slot = buffer.slot()
-            form.write(buffer.records[slot], {"x": numpy.zeros(1)}, number, 0.0, 1 + number % 2)
+            record = Record(form, buffer.records[slot])
+            record.write({"x": numpy.zeros(1)}, number, 0.0, 1 + number % 2)
             buffer.keep(slot)
         kept = sorted({*numbers_of(buffer, range(400))})
         assert len(kept) == 8  # of 400 draws none misses one

@@ -65,6 +65,11 @@ class Peers:
                 f"rank {self._rank} of {self._size} waits in {doing}: {self.failure}. {ADVICE}"
             )
 
+    @property
+    def has_news(self) -> bool:
+        """True if a rank is lost, or it is time to look whether one is."""
+        return bool(self._lost) or time.monotonic() >= self._next_look
+
     def missing(self, needed) -> str | None:
         """Return which of these ranks are lost, in words; None: none of them, as far as is known.
 
