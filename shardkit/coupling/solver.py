@@ -21,10 +21,7 @@ from .sides import Options, Sides
 
 
 class Pool:
-    """Records of one form: those that are free, and those that are under way.
-
-    free   the next put takes the last one, and gives it back if it is not sent
-    """
+    """Records of one form: those that are free, the last of them for the next put, and the rest."""
 
     def __init__(self, form: RecordForm, num_records: int):
         memory = numpy.zeros((num_records, form.record_bytes), numpy.uint8)
@@ -108,8 +105,7 @@ class SolverSide:
         """Return once a record is free, or the trainers are gone."""
 
         def is_over() -> bool:
-            pool.collect()
-            return bool(pool.free or self._refusal or not self.is_training)
+            return bool(pool.collect() or pool.free or self._refusal or not self.is_training)
 
         self._wait(is_over, f"put() number {self.num_puts + 1}")
         self.raise_refusal()
@@ -158,8 +154,7 @@ class SolverSide:
             self._unless_lost(self.desk.check, self.sides.trainers, "a solver rank")
 
     def _wait(self, until: Callable[[], bool], doing: str) -> None:
-        trainers = self.sides.trainers
-        self._unless_lost(self.attendant.wait, until, lambda: trainers, doing)
+        self._unless_lost(self.attendant.wait, until, lambda: self.sides.trainers, doing)
 
     def raise_refusal(self) -> None:
         """Raise what a trainer has refused."""

@@ -1,5 +1,6 @@
 """The parts of a coupling without its messages: order, records, buffers, statistics."""
 
+import json
 import time
 from fractions import Fraction
 from types import SimpleNamespace
@@ -11,10 +12,16 @@ from hypothesis import strategies as some
 
 from shardkit import ShapeError
 from shardkit.testing.coupling import (
+    NOTE_TAG,
+    RECORD_TAG,
     FieldMoments,
+    NoteDesk,
+    Options,
     PutOrder,
+    Receiver,
     Record,
     RecordForm,
+    Sides,
     added,
     attendant,
     from_stored,
@@ -195,6 +202,66 @@ def test_samples_that_are_not_finite_are_counted_apart():
     found = moments_of({"u": numpy.array([[1.0, 3.0], [numpy.nan, 0.0], [numpy.inf, 1.0]])})["u"]
     assert (found.mean, found.variance, found.not_finite) == (2.0, 1.0, 2)
     assert numpy.isnan(FieldMoments().mean) and numpy.isnan(FieldMoments().variance)
+
+
+# ---- receiving -----------------------------------------------------------------------------------
+
+
+class Posting:
+    """The post of rank 2 of 3, with the messages of the others in a list: (tag, source, bytes)."""
+
+    rank, size, is_closed = 2, 3, False
+    peers = SimpleNamespace(missing=lambda needed: None)
+
+    def __init__(self):
+        self.messages, self.said = [], []
+
+    def note(self, source, **facts):
+        text = numpy.frombuffer(json.dumps(facts).encode(), "uint8")
+        length = numpy.array([len(text)]).view("uint8")
+        self.messages.append((NOTE_TAG, source, numpy.concatenate([length, text])))
+
+    def send(self, array, to, tag):
+        self.said.append((to, json.loads(array[8:].tobytes())["kind"]))
+        return SimpleNamespace(is_done=lambda: True)
+
+    def sender(self, tag, source=None):
+        found = [each for kind, each, _ in self.messages if kind == tag and source in (None, each)]
+        return found[0] if found else None
+
+    def arrival(self, tag, source=None, place=None):
+        source = self.sender(tag, source)
+        for at, (kind, each, content) in enumerate(self.messages):
+            if (kind, each) == (tag, source):
+                del self.messages[at]
+                fits = place is None or len(place) >= len(content)
+                facts = {"source": source, "has_failed": not fits, "is_done": lambda: True}
+                return SimpleNamespace(array=content, **facts)
+        return None
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop_oldest"])
+def test_a_record_is_taken_after_the_form_of_its_rank(when_full):
+    """It may overtake that in the eyes of a trainer, which has the smaller one of another rank."""
+    options = Options(1, "once", 1 << 10, when_full, 0, "solver", None, "raise", 0, 4)
+    post, forms = Posting(), [RecordForm.of({"x": numpy.zeros(size)}) for size in (99, 1)]
+    record = numpy.zeros(forms[0].record_bytes, "uint8")
+    desk = NoteDesk(post)
+    receiver = Receiver(desk, Sides.of(2, 3, 1), options)
+    try:
+        with receiver.attendant.lock:
+            post.note(1, kind="form", form=forms[1].text(), first_put=0)
+            post.messages.append((RECORD_TAG, 0, record))
+        time.sleep(0.05)
+        with receiver.attendant.lock:
+            assert receiver.form == forms[1] and post.sender(RECORD_TAG) == 0
+            post.note(0, kind="form", form=forms[0].text(), first_put=0)
+            post.note(0, kind="ends", puts=1, sent=1)
+            post.note(1, kind="ends", puts=0, sent=0)
+        receiver.attendant.wait(lambda: receiver.is_complete, tuple, "this test")
+        assert post.said == [(0, "refuse"), (1, "refuse")]
+    finally:
+        receiver.attendant.stop()
 
 
 # ---- long waits ----------------------------------------------------------------------------------

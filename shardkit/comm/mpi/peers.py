@@ -53,9 +53,7 @@ class Peers:
         at_once    even if it has looked a moment ago
         Errors: CommunicationError that names the lost rank.
         """
-        now = time.monotonic()
-        if self.failure is None and (at_once or now >= self._next_look):
-            self._next_look = now + LOOK_SECONDS
+        if self.failure is None and (at_once or time.monotonic() >= self._next_look):
             call = None if progress is None else progress.current
             self._learn(range(self._size) if call is None else call.ranks)
             self.failure = _joined(self._lost)
@@ -75,9 +73,7 @@ class Peers:
 
         For who can go on without the others: it is asked again and again, and raises nothing.
         """
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        if time.monotonic() >= self._next_look:
             self._learn(needed)
         return _joined({rank: self._lost[rank] for rank in needed if rank in self._lost})
 
@@ -86,6 +82,7 @@ class Peers:
 
         needed   ranks without which the call under way does not end
         """
+        self._next_look = time.monotonic() + LOOK_SECONDS
         heard = self._heard()
         found = {} if heard else self._found(needed)
         self._lost |= heard | found

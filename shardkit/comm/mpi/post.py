@@ -68,12 +68,15 @@ class Post:
         request = self._comm.Issend([array, self._mpi.BYTE], to, tag)
         return Posted(self._mpi, request, array, to)
 
-    def has(self, tag: int, source: int | None = None) -> bool:
-        """Return True if such a message is there to be taken."""
+    def sender(self, tag: int, source: int | None = None) -> int | None:
+        """Return who has sent the next message with this tag; None: none is there to be taken."""
+        origin = self._mpi.ANY_SOURCE if source is None else source
+        status = self._mpi.Status()
         try:
-            return self._comm.Iprobe(self._mpi.ANY_SOURCE if source is None else source, tag)
+            is_there = self._comm.Iprobe(origin, tag, status)
         except self._mpi.Exception:  # an MPI that goes on hears nobody when one is dead
-            return False
+            return None
+        return status.Get_source() if is_there else None
 
     def arrival(
         self, tag: int, source: int | None = None, place: numpy.ndarray | None = None
