@@ -81,7 +81,7 @@ class RecordForm:
         return ", ".join(texts)
 
 
-class Record:
+class RecordMemory:
     """Memory that records of one form are written into: where each field lies is found once.
 
     content   [record_bytes] uint8
@@ -90,7 +90,8 @@ class Record:
     def __init__(self, form: RecordForm, content: numpy.ndarray):
         self._form, self.content = form, content
         whole = content.view(form.layout)  # [1]
-        self._places = {name: whole[name].reshape(shape) for name, _, shape in form.fields}
+        names = [name for name, _, _ in form.fields]
+        self._places = {name: whole[name].squeeze(0) for name in names}
         self._header = content[: HEADER.itemsize].view(HEADER)
 
     def write(self, arrays: dict[str, Any], number: int, time: float, weight: float) -> None:

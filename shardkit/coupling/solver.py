@@ -16,7 +16,7 @@ from ..errors import CommunicationError, ShardingError
 from ..files.notes import tell
 from .attendant import Attendant
 from .desk import RECORD_TAG, NoteDesk
-from .records import Record, RecordForm
+from .records import RecordForm, RecordMemory
 from .sides import Options, Sides
 
 
@@ -25,10 +25,10 @@ class Pool:
 
     def __init__(self, form: RecordForm, num_records: int):
         memory = numpy.zeros((num_records, form.record_bytes), numpy.uint8)
-        self.free = [Record(form, content) for content in memory]
-        self._under_way: list[tuple[Posted, Record]] = []
+        self.free = [RecordMemory(form, content) for content in memory]
+        self._under_way: list[tuple[Posted, RecordMemory]] = []
 
-    def send(self, record: Record, post: Post, to: int) -> None:
+    def send(self, record: RecordMemory, post: Post, to: int) -> None:
         """Begin to send a record, which comes back when it has been taken."""
         self._under_way.append((post.send(record.content, to, RECORD_TAG), record))
 
@@ -102,7 +102,7 @@ class SolverSide:
         return self._pool
 
     def _wait_for_room(self, pool: Pool) -> None:
-        """Return once a record is free, or the trainers are gone."""
+        """Wait until a record is free, or the trainers are gone."""
 
         def is_over() -> bool:
             return bool(pool.collect() or pool.free or self._refusal or not self.is_training)

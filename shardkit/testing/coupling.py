@@ -10,7 +10,7 @@ NAMES = {
     "embedding": "EmbeddedCoupling NATIVE array_at compiler_flags",
     "moments": "FieldMoments added from_stored moments_of to_stored",
     "receiving": "Receiver",
-    "records": "Record RecordForm header_of",
+    "records": "RecordMemory RecordForm header_of",
     "sides": "Options PutOrder Sides",
 }
 

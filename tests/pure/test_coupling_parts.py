@@ -19,8 +19,8 @@ from shardkit.testing.coupling import (
     Options,
     PutOrder,
     Receiver,
-    Record,
     RecordForm,
+    RecordMemory,
     Sides,
     added,
     attendant,
@@ -63,7 +63,7 @@ def test_a_record_holds_what_was_put():
     form = RecordForm.of(FIELDS)
     assert RecordForm.from_text(form.text()) == form
     records = numpy.zeros((2, form.record_bytes), "uint8")
-    Record(form, records[1]).write(FIELDS, 12, 0.5, 2.0)
+    RecordMemory(form, records[1]).write(FIELDS, 12, 0.5, 2.0)
     fields = form.read(records)
     for name, values in FIELDS.items():
         assert fields[name].dtype == values.dtype and numpy.array_equal(fields[name][1], values)
@@ -82,7 +82,7 @@ def test_a_record_holds_what_was_put():
 )
 def test_other_fields_than_those_of_the_first_put_are_refused(other):
     form = RecordForm.of(FIELDS)
-    record = Record(form, numpy.zeros(form.record_bytes, "uint8"))
+    record = RecordMemory(form, numpy.zeros(form.record_bytes, "uint8"))
     with pytest.raises(ShapeError, match=r"the first put was a int64 \[\], b float32 \[2, 3\]"):
         record.write(other, 0, 0.0, 1.0)
 
@@ -109,7 +109,7 @@ def filled(kind, when_full, puts, *, slots=4, weights=None, order=None):
         if slot is None:
             break
         weight = 1.0 if weights is None else weights[number]
-        record = Record(form, buffer.records[slot])
+        record = RecordMemory(form, buffer.records[slot])
         record.write({"x": numpy.full(1, float(number))}, number, 0.0, weight)
         buffer.keep(slot)
     return buffer, form
@@ -161,7 +161,7 @@ def test_a_reservoir_is_a_fair_selection_whatever_the_order():
         buffer = open_buffer("reservoir", None, 9 * form.record_bytes, form.record_bytes, seed)
         for number in range(40):
             slot = buffer.slot()
-            record = Record(form, buffer.records[slot])
+            record = RecordMemory(form, buffer.records[slot])
             record.write({"x": numpy.zeros(1)}, number, 0.0, 1 + number % 2)
             buffer.keep(slot)
         kept = sorted({*numbers_of(buffer, range(400))})

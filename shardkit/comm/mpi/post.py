@@ -7,6 +7,7 @@ For programs that run beside each other on one communicator (shardkit/coupling):
 call that both sides make, and a rank that is lost is asked for (peers), not raised.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -70,13 +71,11 @@ class Post:
 
     def sender(self, tag: int, source: int | None = None) -> int | None:
         """Return who has sent the next message with this tag; None: none is there to be taken."""
-        origin = self._mpi.ANY_SOURCE if source is None else source
         status = self._mpi.Status()
-        try:
-            is_there = self._comm.Iprobe(origin, tag, status)
-        except self._mpi.Exception:  # an MPI that goes on hears nobody when one is dead
-            return None
-        return status.Get_source() if is_there else None
+        with suppress(self._mpi.Exception):  # as in arrival()
+            if self._comm.Iprobe(self._mpi.ANY_SOURCE if source is None else source, tag, status):
+                return status.Get_source()
+        return None
 
     def arrival(
         self, tag: int, source: int | None = None, place: numpy.ndarray | None = None
