@@ -3,8 +3,9 @@
     mpiexec -n 2 python benchmarks/coupled.py
 
 put       of 8 MB, in units of a copy of its array, with what is left to do before the next one
-step      of a solver of 1024 x 1024 points that puts 64 KB in each, in units of a step without a
-          put, while the trainer trains; and the milliseconds of a step, and of what a put adds
+steps     of a solver of 1024 x 1024 points that puts 64 KB in each, in units of a step without a
+          put, while the trainer trains; and the milliseconds of a step, and of what a put adds;
+          steps of two lengths, with their sweeps over the points
 buffer    bytes over 10,000 puts, and by how much the trainer's memory has grown since the 1,000th
 """
 
@@ -18,7 +19,7 @@ import numpy
 import shardkit as sk
 
 PUT_BYTES, PUTS = 8 << 20, 40
-STEP_BYTES, STEPS = 64 << 10, 200
+STEP_BYTES, STEPS, SWEEPS = 64 << 10, 200, (8, 3)
 SMALL_BYTES, MANY, LIMIT = 4 << 10, 10_000, 1 << 20
 BATCH = 4
 REST_SECONDS = 0.05  # in which a trainer takes what was put
@@ -52,11 +53,16 @@ def put_over_copy(c):
 
 
 def step_over_step(c):
+    """Return what step_of() does, of steps of two lengths."""
+    return {"steps": [step_of(c, sweeps) for sweeps in SWEEPS]}
+
+
+def step_of(c, sweeps):
     """Return CPU of steps that put over that of steps that do not."""
     u, x = field(4 << 20).reshape(1024, 1024), field(STEP_BYTES)
 
     def step():
-        for _ in range(8):
+        for _ in range(sweeps):
             u[1:-1, 1:-1] += 0.1 * (u[2:, 1:-1] + u[:-2, 1:-1] - 2 * u[1:-1, 1:-1])
 
     def step_and_put():
@@ -65,7 +71,11 @@ def step_over_step(c):
 
     pairs = [(cpu_seconds(step), cpu_seconds(step_and_put)) for _ in range(STEPS)]
     ratio = median(with_put / without for without, with_put in pairs)
-    found = {"step": ratio, "step_ms": 1e3 * median(without for without, _ in pairs)}
+    found = {
+        "sweeps": sweeps,
+        "step": ratio,
+        "step_ms": 1e3 * median(without for without, _ in pairs),
+    }
     return {**found, "added_ms": 1e3 * median(b - a for a, b in pairs)}
 
 

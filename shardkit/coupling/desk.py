@@ -66,7 +66,8 @@ class NoteDesk:
 
     def hear(self) -> bool:
         """Listen to what has come; return True if there was something."""
-        self._sent = [posted for posted in self._sent if not posted.is_done()]
+        if self._sent:
+            self._sent = [posted for posted in self._sent if not posted.is_done()]
         while (posted := self.post.arrival(NOTE_TAG)) is not None:
             self._coming.append(posted)
         heard = False
@@ -93,11 +94,16 @@ class NoteDesk:
     def _note_failed(self, source, facts, body):
         self._failed[source] = f"rank {source} has left the coupling by {facts['why']}"
 
+    @property
+    def has_news(self) -> bool:
+        """True if lost() may find some."""
+        return bool(self._failed) or self.post.peers.has_news
+
     def lost(self, needed: Iterable[int]) -> str | None:
         """Return which of these ranks are lost or have failed, in words; None: none of them."""
         others = set(needed) - self.closed - {self.post.rank}
         failed = [self._failed[rank] for rank in sorted(others & self._failed.keys())]
-        return "; ".join(failed) or self.post.missing(others)
+        return "; ".join(failed) or self.post.peers.missing(sorted(others))
 
     def check(self, needed: Iterable[int], doing: str) -> None:
         """Raise CommunicationError if one of these ranks is lost."""

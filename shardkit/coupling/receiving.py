@@ -7,6 +7,8 @@ On ranks that only train a thread does it, so that no solver waits for a step; o
 too, their own calls do.
 """
 
+from collections import Counter
+
 from ..comm.mpi.post import Posted
 from .attendant import Attendant
 from .buffers import OrderedBuffer, SampleBuffer, open_buffer
@@ -37,7 +39,7 @@ class Receiver:
         self.ends = PutOrder.of(len(sides.solvers))
         self._buffer: SampleBuffer | None = None
         self._sent: dict[int, int] = {}  # by each rank that has ended, to this trainer
-        self._received = dict.fromkeys(sides.solvers, 0)
+        self._received = Counter[int]()  # from each rank that has said what it puts
         self._coming: tuple[Posted, int | None] | None = None  # with its slot
         self._next_number = 0
         self._is_discarding = False
@@ -107,9 +109,9 @@ class Receiver:
             return False
         if self.sides.is_shared or self.is_complete or not self._is_ready():
             return False
-        source = self._next_source()
-        if not self.desk.post.has(RECORD_TAG, source):
-            return False
+        source = self.desk.post.sender(RECORD_TAG, self._next_source())
+        if source is None or not (source in self._received or self._is_discarding):
+            return False  # of another form it has another size, and its rank is refused
         slot = None if self._is_discarding else self.buffer.slot()
         if slot is None and not self._is_discarding:
             return False
@@ -167,6 +169,7 @@ class Receiver:
 
     def _note_form(self, source, facts, body):
         form = RecordForm.from_text(facts["form"])
+        self._received.setdefault(source, 0)
         if self.form is None:
             self.form, self.first_put = form, facts["first_put"]
             self._open()

@@ -49,7 +49,7 @@ class RecordForm:
         return json.dumps(self.fields)
 
     @cached_property
-    def _layout(self) -> numpy.dtype:
+    def layout(self) -> numpy.dtype:
         """A record as NumPy has it: where its stamps and fields lie."""
         kinds = [numpy.dtype((dtype, shape)) for _, dtype, shape in self.fields]
         units = [-(-kind.itemsize // ALIGNMENT) for kind in kinds]
@@ -66,30 +66,12 @@ class RecordForm:
     @property
     def record_bytes(self) -> int:
         """Bytes of a record."""
-        return self._layout.itemsize
-
-    def write(self, record, arrays: dict[str, Any], number: int, time: float, weight: float):
-        """Copy fields and stamps into a record, [record_bytes] uint8.
-
-        Errors: ShapeError if the arrays have another form.
-        """
-        if arrays.keys() != {name for name, _, _ in self.fields}:
-            raise ShapeError(f"put({', '.join(sorted(arrays))}); the first put was {self}")
-        places = record.view(self._layout)
-        for name, dtype, shape in self.fields:
-            values = numpy.asarray(arrays[name])
-            if values.shape != shape or values.dtype.str != dtype:
-                raise ShapeError(
-                    f"put({name} = {values.dtype} {list(values.shape)}); the first put was "
-                    f"{self}, and all are alike"
-                )
-            numpy.copyto(places[name], values)  # [1, *shape]
-        record[: HEADER.itemsize].view(HEADER)[0] = number, time, weight
+        return self.layout.itemsize
 
     def read(self, records, *, stamps: bool = True) -> dict[str, numpy.ndarray]:
         """Return the fields and stamps of records [n, record_bytes]: {name: [n, *shape]}, fresh."""
-        places = numpy.ascontiguousarray(records).view(self._layout)[:, 0]
-        names = self._layout.names or ()
+        places = numpy.ascontiguousarray(records).view(self.layout)[:, 0]
+        names = self.layout.names or ()
         return {name: places[name].copy() for name in names if stamps or name not in STAMPS}
 
     def __str__(self):
@@ -97,6 +79,34 @@ class RecordForm:
         for name, dtype, shape in self.fields:
             texts.append(f"{name} {numpy.dtype(dtype)} {list(shape)}")
         return ", ".join(texts)
+
+
+class RecordMemory:
+    """Memory that records of one form are written into: where each field lies is found once.
+
+    content   [record_bytes] uint8
+    """
+
+    def __init__(self, form: RecordForm, content: numpy.ndarray):
+        self._form, self.content = form, content
+        whole = content.view(form.layout)  # [1]
+        names = [name for name, _, _ in form.fields]
+        self._places = {name: whole[name].squeeze(0) for name in names}
+        self._header = content[: HEADER.itemsize].view(HEADER)
+
+    def write(self, arrays: dict[str, Any], number: int, time: float, weight: float) -> None:
+        """Copy fields and stamps. Errors: ShapeError if the arrays have another form."""
+        if arrays.keys() != self._places.keys():
+            raise ShapeError(f"put({', '.join(sorted(arrays))}); the first put was {self._form}")
+        for name, place in self._places.items():
+            values = numpy.asarray(arrays[name])
+            if values.shape != place.shape or values.dtype != place.dtype:
+                raise ShapeError(
+                    f"put({name} = {values.dtype} {list(values.shape)}); the first put was "
+                    f"{self._form}, and all are alike"
+                )
+            place[...] = values
+        self._header[0] = number, time, weight
 
 
 def header_of(records) -> numpy.ndarray:

@@ -11,43 +11,35 @@ from typing import Any
 
 import numpy
 
-from ..comm.mpi.post import Posted
+from ..comm.mpi.post import Post, Posted
 from ..errors import CommunicationError, ShardingError
 from ..files.notes import tell
 from .attendant import Attendant
 from .desk import RECORD_TAG, NoteDesk
-from .records import RecordForm
+from .records import RecordForm, RecordMemory
 from .sides import Options, Sides
 
 
 class Pool:
-    """Records of one size, and those of them that are under way."""
+    """Records of one form: those that are free, the last of them for the next put, and the rest."""
 
-    def __init__(self, num_records: int, record_bytes: int):
-        self._free = [numpy.zeros(record_bytes, numpy.uint8) for _ in range(num_records)]
-        self._under_way: list[Posted] = []
+    def __init__(self, form: RecordForm, num_records: int):
+        memory = numpy.zeros((num_records, form.record_bytes), numpy.uint8)
+        self.free = [RecordMemory(form, content) for content in memory]
+        self._under_way: list[tuple[Posted, RecordMemory]] = []
 
-    def take(self) -> list[numpy.ndarray]:
-        """Return a free record, if not all are under way."""
-        self.collect()
-        return [self._free.pop()] if self._free else []
-
-    def send(self, record, post, to: int) -> None:
+    def send(self, record: RecordMemory, post: Post, to: int) -> None:
         """Begin to send a record, which comes back when it has been taken."""
-        self._under_way.append(post.send(record, to, RECORD_TAG))
-
-    def give_back(self, record) -> None:
-        """Let a record be used again that was not sent."""
-        self._free.append(record)
+        self._under_way.append((post.send(record.content, to, RECORD_TAG), record))
 
     def collect(self) -> bool:
         """Take back what has been taken; return True if nothing is under way."""
         under_way = []
-        for posted in self._under_way:
+        for posted, record in self._under_way:
             if posted.is_done():
-                self._free.append(posted.array)
+                self.free.append(record)
             else:
-                under_way.append(posted)
+                under_way.append((posted, record))
         self._under_way = under_way
         return not under_way
 
@@ -76,7 +68,6 @@ class SolverSide:
         self.desk, self.sides = desk, sides
         self.attendant = Attendant(desk, desk.hear)
         self._options, self._deliver = options, deliver
-        self._form: RecordForm | None = None
         self._pool: Pool | None = None
         self._sent = [0] * len(sides.trainers)
         self._refusal: str | None = None
@@ -93,53 +84,41 @@ class SolverSide:
             raise ValueError(f"put(weight={weight!r}); wanted a number above 0")
         stamp = float(self.num_puts if time is None else time)
         self.listen()
-        if self._form is None:
-            self._begin(fields)
-        record = self._record()
-        if record is None:
-            self.num_unwanted += 1
+        pool = self._pool or self._begin(fields)
+        pool.collect()
+        if self.is_training and not pool.free:
+            self._wait_for_room(pool)
+        if self.is_training:
+            self._send(pool, fields, stamp, float(weight))
         else:
-            self._send(record, fields, stamp, float(weight))
+            self.num_unwanted += 1
         self.num_puts += 1
 
-    def _begin(self, fields):
-        self._form = RecordForm.of(fields)
-        facts = {"form": self._form.text(), "first_put": self._options.first_put}
+    def _begin(self, fields) -> Pool:
+        form = RecordForm.of(fields)
+        facts = {"form": form.text(), "first_put": self._options.first_put}
         self.attendant.tell(self.sides.trainers, "form", **facts)
-        num_records = 1 if self.sides.is_shared else self._options.in_flight
-        self._pool = Pool(num_records, self._form.record_bytes)
+        self._pool = Pool(form, 1 if self.sides.is_shared else self._options.in_flight)
+        return self._pool
 
-    def _record(self):
-        """Return a free record, once there is one; None: the trainers are gone."""
-        found: list[numpy.ndarray] = []
-        pool = self._pool
-        assert pool is not None
+    def _wait_for_room(self, pool: Pool) -> None:
+        """Wait until a record is free, or the trainers are gone."""
 
-        def is_there() -> bool:
-            if self.is_training and not self._refusal:
-                found.extend(pool.take())
-            return bool(found or self._refusal or not self.is_training)
+        def is_over() -> bool:
+            return bool(pool.collect() or pool.free or self._refusal or not self.is_training)
 
-        self._wait(is_there, f"put() number {self.num_puts + 1}")
+        self._wait(is_over, f"put() number {self.num_puts + 1}")
         self.raise_refusal()
-        return found[0] if found else None
 
-    def _send(self, record, fields, time: float, weight: float):
-        assert self._form is not None and self._pool is not None
-        number = self.sides.number(self.num_puts)
-        try:
-            self._form.write(record, fields, number, time, weight)
-            if self._deliver is not None:
-                self._deliver(record)
-        except BaseException:
-            self._pool.give_back(record)
-            raise
+    def _send(self, pool: Pool, fields, time: float, weight: float):
+        number, record = self.sides.number(self.num_puts), pool.free[-1]
+        record.write(fields, number, time, weight)
         home = self.sides.home(number)
-        self._sent[home] += 1
-        if self._deliver is None:
-            self._pool.send(record, self.desk.post, self.sides.trainers[home])
+        if self._deliver is not None:
+            self._deliver(record.content)
         else:
-            self._pool.give_back(record)
+            pool.send(pool.free.pop(), self.desk.post, self.sides.trainers[home])
+        self._sent[home] += 1
 
     def finish(self) -> None:
         """Say that this rank puts no more, once all that it has put has been taken."""
@@ -171,12 +150,11 @@ class SolverSide:
         while self.desk.hear():
             pass
         self.raise_refusal()
-        if self.is_training:
-            self._unless_lost(lambda: self.desk.check(self.sides.trainers, "a solver rank"))
+        if self.is_training and self.desk.has_news:
+            self._unless_lost(self.desk.check, self.sides.trainers, "a solver rank")
 
     def _wait(self, until: Callable[[], bool], doing: str) -> None:
-        trainers = self.sides.trainers
-        self._unless_lost(lambda: self.attendant.wait(until, lambda: trainers, doing))
+        self._unless_lost(self.attendant.wait, until, lambda: self.sides.trainers, doing)
 
     def raise_refusal(self) -> None:
         """Raise what a trainer has refused."""
@@ -184,10 +162,10 @@ class SolverSide:
             self._has_raised = True
             raise ShardingError(self._refusal)
 
-    def _unless_lost(self, call: Callable[[], None]) -> None:
+    def _unless_lost(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call it; where a trainer is lost, raise or go on alone, as was asked."""
         try:
-            call()
+            call(*arguments)
         except CommunicationError as error:
             if self._options.on_loss == "raise":
                 raise

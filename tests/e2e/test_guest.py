@@ -209,6 +209,7 @@ def fault_of(form, done, folder) -> str:
     if seconds > fair_seconds(CALL_SECONDS + LATE_SECONDS):
         return f"late: {seconds:.1f} s"
     if form.lost:
+        words.sort(key=lambda word: form.lost not in word)  # another may say first whom it misses
         is_named = words and form.lost in words[0] and not any(map(_is_new, words[1:]))
         return "" if is_named and done.returncode else f"{done.returncode}, said {words}"
     if words:

@@ -1,5 +1,6 @@
 """The parts of a coupling without its messages: order, records, buffers, statistics."""
 
+import json
 import time
 from fractions import Fraction
 from types import SimpleNamespace
@@ -11,9 +12,16 @@ from hypothesis import strategies as some
 
 from shardkit import ShapeError
 from shardkit.testing.coupling import (
+    NOTE_TAG,
+    RECORD_TAG,
     FieldMoments,
+    NoteDesk,
+    Options,
     PutOrder,
+    Receiver,
     RecordForm,
+    RecordMemory,
+    Sides,
     added,
     attendant,
     from_stored,
@@ -55,7 +63,7 @@ def test_a_record_holds_what_was_put():
     form = RecordForm.of(FIELDS)
     assert RecordForm.from_text(form.text()) == form
     records = numpy.zeros((2, form.record_bytes), "uint8")
-    form.write(records[1], FIELDS, 12, 0.5, 2.0)
+    RecordMemory(form, records[1]).write(FIELDS, 12, 0.5, 2.0)
     fields = form.read(records)
     for name, values in FIELDS.items():
         assert fields[name].dtype == values.dtype and numpy.array_equal(fields[name][1], values)
@@ -69,12 +77,14 @@ def test_a_record_holds_what_was_put():
         {"b": FIELDS["b"]},
         {**FIELDS, "b": FIELDS["b"].T},
         {**FIELDS, "b": FIELDS["b"].astype("float64")},
+        {**FIELDS, "b": FIELDS["b"].astype(">f4")},
     ],
 )
 def test_other_fields_than_those_of_the_first_put_are_refused(other):
     form = RecordForm.of(FIELDS)
+    record = RecordMemory(form, numpy.zeros(form.record_bytes, "uint8"))
     with pytest.raises(ShapeError, match=r"the first put was a int64 \[\], b float32 \[2, 3\]"):
-        form.write(numpy.zeros(form.record_bytes, "uint8"), other, 0, 0.0, 1.0)
+        record.write(other, 0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("values", [numpy.array(["a"]), numpy.empty(0), [object()]])
@@ -99,7 +109,8 @@ def filled(kind, when_full, puts, *, slots=4, weights=None, order=None):
         if slot is None:
             break
         weight = 1.0 if weights is None else weights[number]
-        form.write(buffer.records[slot], {"x": numpy.full(1, float(number))}, number, 0.0, weight)
+        record = RecordMemory(form, buffer.records[slot])
+        record.write({"x": numpy.full(1, float(number))}, number, 0.0, weight)
         buffer.keep(slot)
     return buffer, form
 
@@ -150,7 +161,8 @@ def test_a_reservoir_is_a_fair_selection_whatever_the_order():
         buffer = open_buffer("reservoir", None, 9 * form.record_bytes, form.record_bytes, seed)
         for number in range(40):
             slot = buffer.slot()
-            form.write(buffer.records[slot], {"x": numpy.zeros(1)}, number, 0.0, 1 + number % 2)
+            record = RecordMemory(form, buffer.records[slot])
+            record.write({"x": numpy.zeros(1)}, number, 0.0, 1 + number % 2)
             buffer.keep(slot)
         kept = sorted({*numbers_of(buffer, range(400))})
         assert len(kept) == 8  # of 400 draws none misses one
@@ -190,6 +202,66 @@ def test_samples_that_are_not_finite_are_counted_apart():
     found = moments_of({"u": numpy.array([[1.0, 3.0], [numpy.nan, 0.0], [numpy.inf, 1.0]])})["u"]
     assert (found.mean, found.variance, found.not_finite) == (2.0, 1.0, 2)
     assert numpy.isnan(FieldMoments().mean) and numpy.isnan(FieldMoments().variance)
+
+
+# ---- receiving -----------------------------------------------------------------------------------
+
+
+class Posting:
+    """The post of rank 2 of 3, with the messages of the others in a list: (tag, source, bytes)."""
+
+    rank, size, is_closed = 2, 3, False
+    peers = SimpleNamespace(missing=lambda needed: None)
+
+    def __init__(self):
+        self.messages, self.said = [], []
+
+    def note(self, source, **facts):
+        text = numpy.frombuffer(json.dumps(facts).encode(), "uint8")
+        length = numpy.array([len(text)]).view("uint8")
+        self.messages.append((NOTE_TAG, source, numpy.concatenate([length, text])))
+
+    def send(self, array, to, tag):
+        self.said.append((to, json.loads(array[8:].tobytes())["kind"]))
+        return SimpleNamespace(is_done=lambda: True)
+
+    def sender(self, tag, source=None):
+        found = [each for kind, each, _ in self.messages if kind == tag and source in (None, each)]
+        return found[0] if found else None
+
+    def arrival(self, tag, source=None, place=None):
+        source = self.sender(tag, source)
+        for at, (kind, each, content) in enumerate(self.messages):
+            if (kind, each) == (tag, source):
+                del self.messages[at]
+                fits = place is None or len(place) >= len(content)
+                facts = {"source": source, "has_failed": not fits, "is_done": lambda: True}
+                return SimpleNamespace(array=content, **facts)
+        return None
+
+
+@pytest.mark.parametrize("when_full", ["wait", "drop_oldest"])
+def test_a_record_is_taken_after_the_form_of_its_rank(when_full):
+    """It may overtake that in the eyes of a trainer, which has the smaller one of another rank."""
+    options = Options(1, "once", 1 << 10, when_full, 0, "solver", None, "raise", 0, 4)
+    post, forms = Posting(), [RecordForm.of({"x": numpy.zeros(size)}) for size in (99, 1)]
+    record = numpy.zeros(forms[0].record_bytes, "uint8")
+    desk = NoteDesk(post)
+    receiver = Receiver(desk, Sides.of(2, 3, 1), options)
+    try:
+        with receiver.attendant.lock:
+            post.note(1, kind="form", form=forms[1].text(), first_put=0)
+            post.messages.append((RECORD_TAG, 0, record))
+        time.sleep(0.05)
+        with receiver.attendant.lock:
+            assert receiver.form == forms[1] and post.sender(RECORD_TAG) == 0
+            post.note(0, kind="form", form=forms[0].text(), first_put=0)
+            post.note(0, kind="ends", puts=1, sent=1)
+            post.note(1, kind="ends", puts=0, sent=0)
+        receiver.attendant.wait(lambda: receiver.is_complete, tuple, "this test")
+        assert post.said == [(0, "refuse"), (1, "refuse")]
+    finally:
+        receiver.attendant.stop()
 
 
 # ---- long waits ----------------------------------------------------------------------------------

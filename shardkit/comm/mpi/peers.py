@@ -53,9 +53,7 @@ class Peers:
         at_once    even if it has looked a moment ago
         Errors: CommunicationError that names the lost rank.
         """
-        now = time.monotonic()
-        if self.failure is None and (at_once or now >= self._next_look):
-            self._next_look = now + LOOK_SECONDS
+        if self.failure is None and (at_once or time.monotonic() >= self._next_look):
             call = None if progress is None else progress.current
             self._learn(range(self._size) if call is None else call.ranks)
             self.failure = _joined(self._lost)
@@ -65,14 +63,17 @@ class Peers:
                 f"rank {self._rank} of {self._size} waits in {doing}: {self.failure}. {ADVICE}"
             )
 
+    @property
+    def has_news(self) -> bool:
+        """True if a rank is lost, or it is time to look whether one is."""
+        return bool(self._lost) or time.monotonic() >= self._next_look
+
     def missing(self, needed) -> str | None:
         """Return which of these ranks are lost, in words; None: none of them, as far as is known.
 
         For who can go on without the others: it is asked again and again, and raises nothing.
         """
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+        if time.monotonic() >= self._next_look:
             self._learn(needed)
         return _joined({rank: self._lost[rank] for rank in needed if rank in self._lost})
 
@@ -81,6 +82,7 @@ class Peers:
 
         needed   ranks without which the call under way does not end
         """
+        self._next_look = time.monotonic() + LOOK_SECONDS
         heard = self._heard()
         found = {} if heard else self._found(needed)
         self._lost |= heard | found

@@ -4,10 +4,10 @@
     post.arrival(tag, source)       one that is there to be taken, or None; it never waits
 
 For programs that run beside each other on one communicator (shardkit/coupling): no collective, no
-call that both sides make, and a rank that is lost is asked for (missing), not raised.
+call that both sides make, and a rank that is lost is asked for (peers), not raised.
 """
 
-from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy
@@ -39,7 +39,9 @@ class Posted:
 class Post:
     """One rank's end. The constructor is collective over the communicator, and so is close().
 
-    comm   an mpi4py communicator; None: all ranks that were started
+    comm    an mpi4py communicator; None: all ranks that were started
+    parent  the communicator
+    peers   who of its ranks is lost
     """
 
     def __init__(self, comm: Any):
@@ -49,8 +51,8 @@ class Post:
         self.rank, self.size = parent.rank, parent.size
         self._comm = parent.Dup()
         self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # as exceptions
-        self._peers = Peers(self._mpi, parent)
-        self._peers.speak_on(self._comm)
+        self.peers = Peers(self._mpi, parent)
+        self.peers.speak_on(self._comm)
 
     @property
     def takes_threads(self) -> bool:
@@ -60,19 +62,20 @@ class Post:
     @property
     def is_closed(self) -> bool:
         """True after close(): nothing comes, and nothing can be sent."""
-        return self._comm == self._mpi.COMM_NULL
+        return not self._comm
 
     def send(self, array: numpy.ndarray, to: int, tag: int) -> Posted:
         """Begin to send these bytes, [n] uint8."""
         request = self._comm.Issend([array, self._mpi.BYTE], to, tag)
         return Posted(self._mpi, request, array, to)
 
-    def has(self, tag: int, source: int | None = None) -> bool:
-        """Return True if such a message is there to be taken."""
-        try:
-            return self._comm.Iprobe(self._mpi.ANY_SOURCE if source is None else source, tag)
-        except self._mpi.Exception:  # an MPI that goes on hears nobody when one is dead
-            return False
+    def sender(self, tag: int, source: int | None = None) -> int | None:
+        """Return who has sent the next message with this tag; None: none is there to be taken."""
+        status = self._mpi.Status()
+        with suppress(self._mpi.Exception):  # as in arrival()
+            if self._comm.Iprobe(self._mpi.ANY_SOURCE if source is None else source, tag, status):
+                return status.Get_source()
+        return None
 
     def arrival(
         self, tag: int, source: int | None = None, place: numpy.ndarray | None = None
@@ -82,7 +85,7 @@ class Post:
         source   of it; None: anyone
         place    [n] uint8, where it is written; None: a fresh array
         """
-        if self.is_closed:
+        if not self._comm:
             return None
         origin = self._mpi.ANY_SOURCE if source is None else source
         status = self._mpi.Status()
@@ -95,10 +98,6 @@ class Post:
         if place is None:
             place = numpy.empty(status.Get_count(self._mpi.BYTE), numpy.uint8)
         return Posted(self._mpi, message.Irecv([place, self._mpi.BYTE]), place, status.Get_source())
-
-    def missing(self, needed: Iterable[int]) -> str | None:
-        """Return which of these ranks are lost, in words; None: none, as far as is known."""
-        return self._peers.missing(sorted(needed))
 
     def close(self) -> None:
         """Free what the ranks have made together. Collective."""
