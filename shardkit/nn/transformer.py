@@ -136,7 +136,7 @@ class SelfAttention(Module):
         check_qk_norm(qk_norm)
         self.head_dim = width // heads if head_dim is None else head_dim
         self._attend = causal_attention if is_causal else attention_to_all
-        self.rotary = {"base": rotary_base, "scaling": rotary_scaling} if rotary else None
+        self.rotary = (rotary_base, rotary_scaling) if rotary else None
         q_width = heads * self.head_dim
         kv_width = kv_heads * self.head_dim
         has_bias, output_has_bias = _biases(bias)
@@ -177,7 +177,8 @@ class SelfAttention(Module):
         q, k, v = _projected(self, x)  # [batch, heads, S, D], [batch, kv_heads, S, D] twice
         if self.rotary is not None:
             turn = partial(rotary, positions=positions) if texts is None else texts.turned
-            q, k = [turn(each, **self.rotary) for each in (q, k)]
+            base, scaling = self.rotary
+            q, k = [turn(each, base=base, scaling=scaling) for each in (q, k)]
         if attend is not None:
             y = attend(q, k, v, causal=self._attend is causal_attention)
         elif texts is None:
