@@ -310,7 +310,7 @@ def _where(table: Table, part: Columns | RowBand, number, column: int = 0) -> st
 
 
 def _check_finite(values, part: Columns | RowBand, table: Table, numbers) -> None:
-    """Raise ConfigurationError on NaN and numbers beyond all scaling, with the place of the first."""
+    """Raise ConfigurationError on NaN and numbers beyond all scaling, with the first's place."""
     if values.dtype.kind != "f" or _is_finite(values):
         return
     flat = values.reshape(len(numbers), -1)

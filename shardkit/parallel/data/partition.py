@@ -6,9 +6,8 @@ stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipel
 
 What is frozen of a unit (requires_grad = False) is a unit of its own: its values are gathered with
 the others, and it has no gradient, no optimizer state, no reduction and no step. So is what keeps
-other optimizer state than the rest, because a group has another rule, or another objective; and
-what tensor ranks have boxes of different sizes of, since their shards of the rest, whose terms they
-add, must be of the same elements.
+other optimizer state than the rest, because a group has another rule, or another objective, and
+what is cut unevenly over the tensor axis, whose ranks need the same shards of what all hold.
 
 A model without blocks() is one block. Its units are what its modules own, in the order of their
 names, and they are gathered when these modules are called (step/calls.py):
@@ -75,9 +74,7 @@ class UnitPlan:
         return UnitPlan((), self.parameters, is_copy=True, parts=parts)
 
     def with_kinds_apart(self) -> "UnitPlan":
-        """Return this plan, with what is frozen, or cut unevenly, of a unit or part in a part of
-        its own.
-        """
+        """Return this plan, with what is frozen or cut unevenly in parts of its own."""
         return self.cut(_kinds_apart)
 
     def cut(self, pieces_of) -> "UnitPlan":
@@ -93,9 +90,7 @@ class UnitPlan:
 
 
 def _kinds_apart(parameters: dict[str, Parameter]) -> list[dict[str, Parameter]]:
-    """Return what is trained and what is frozen, and of each what is cut evenly and what is not;
-    only those of which there is any.
-    """
+    """Return what is trained and what is frozen, and of each what is cut evenly and unevenly."""
     kinds: dict[tuple, dict[str, Parameter]] = {}
     for name, parameter in parameters.items():
         kind = not parameter.requires_grad, is_uneven(parameter)

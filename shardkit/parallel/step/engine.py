@@ -79,11 +79,9 @@ class Accumulation:
     def check_kept(self, call: str) -> None:
         """Errors: ShardingError if there are accumulated gradients, which this call would drop."""
         if self.samples:
+            what = f"{call} would drop accumulated gradients of {self.samples} samples"
             rest = "step()" if self.is_reduced else "synchronize_gradients() and step()"
-            raise ShardingError(
-                f"{call} would drop accumulated gradients of {self.samples} samples; call {rest} "
-                "first"
-            )
+            raise ShardingError(f"{what}; call {rest} first")
 
     def count(self, computed: int) -> None:
         """Count samples of all calls of compute_gradients() since the last step."""
