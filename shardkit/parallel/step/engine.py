@@ -18,6 +18,7 @@ import numpy
 
 from ...arguments import require
 from ...array.backend import host_array
+from ...array.dtypes import check_real
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
@@ -287,6 +288,7 @@ class Engine:
                 f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as "
                 "compute_gradients returns them"
             )
+        check_real("gradients", gradients.dtype)
 
     def check_samples(self, x, y):
         """Errors: ShapeError unless model and loss take them. No communication."""
