@@ -73,8 +73,7 @@ class Buffer(Tensor):
     init
         Its values, as a function of seed, name and element index; None: those given.
     dtype
-        One of BUFFER_DTYPES; None: bool or int64 of booleans or integers that are given, else
-        float32.
+        One of BUFFER_DTYPES; None: bool or int64 of values of such kinds, else float32.
 
     Attributes
     ----------

@@ -280,8 +280,7 @@ def _sliced(model, cuts, group) -> dict[int, SlicedParameter]:
         holders = group.split(group.rank // replicas, group.rank)
         claims[replicas] = Claim("partial", holders, is_subgroup=True)
     for key, part in parts.items():
-        cut = cuts[key]
-        part.claim = claims[cut.replicas] if cut.is_even else UNEVEN
+        part.claim = claims[cuts[key].replicas] if cuts[key].is_even else UNEVEN
     return parts
 
 
