@@ -11,7 +11,7 @@ on; nothing else may ask for a dtype's kind to see a float.
 
 import numpy
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShapeError
 
 FLOAT32 = numpy.dtype("float32")
 BFLOAT16 = "E"  # the character of ml_dtypes' bfloat16, which nothing else has
@@ -35,6 +35,12 @@ def named_dtype(dtype) -> numpy.dtype:
 def is_floating(dtype) -> bool:
     """Return True for a dtype that a gradient can have."""
     return dtype.kind == "f" or is_half(dtype)
+
+
+def check_real(what: str, dtype) -> None:
+    """Raise ShapeError unless numbers of this dtype are real: of others a part would be lost."""
+    if dtype.kind not in "biuf" and not is_half(dtype):
+        raise ShapeError(f"{what} is of dtype {dtype}; wanted real numbers, integers or bool")
 
 
 def wide(dtype):

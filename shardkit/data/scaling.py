@@ -13,6 +13,7 @@ import numpy
 
 from ..layout.part import Rows, each_part
 
+LARGEST_NUMBER = 1e140  # of a table: sums of squares of any number of rows stay within float64
 _ROUNDING = 2.0**-53  # of a float64, relative
 _FAR = 2.0**20  # deviations from 0 to a mean
 

@@ -8,7 +8,6 @@ Nothing is copied: each rank reads the rows that it is asked for, where they lie
 
 import copy
 import hashlib
-import math
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +27,7 @@ from .raw.frames import frame_of
 from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
 from .raw.samples import EncodedRows
 from .samples import Samples
+from .scaling import LARGEST_NUMBER
 from .table import GroupedTable, Table
 
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
@@ -310,18 +310,19 @@ def _where(table: Table, part: Columns | RowBand, number, column: int = 0) -> st
 
 
 def _check_finite(values, part: Columns | RowBand, table: Table, numbers) -> None:
-    """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
+    """Raise ConfigurationError on NaN and numbers beyond all scaling, with the first's place."""
     if values.dtype.kind != "f" or _is_finite(values):
         return
     flat = values.reshape(len(numbers), -1)
-    row, column = numpy.argwhere(~numpy.isfinite(flat))[0]
+    row, column = numpy.argwhere(~(numpy.abs(flat) <= LARGEST_NUMBER))[0]
+    where = _where(table, part, numbers[row], column)
     raise ConfigurationError(
-        f"{_where(table, part, numbers[row], column)}: {flat[row, column]}; wanted a finite number"
+        f"{where}: {flat[row, column]}; wanted a finite number, at most {LARGEST_NUMBER:.0e}"
     )
 
 
 def _is_finite(values) -> bool:
-    """Return True if no value is NaN or infinite."""
+    """Return True if no value is NaN, infinite or beyond all scaling."""
     if values.dtype.char in "fd":
-        return math.isfinite(kernels.largest_magnitude(values.reshape(-1)))
-    return bool(numpy.isfinite(values).all())
+        return kernels.largest_magnitude(values.reshape(-1)) <= LARGEST_NUMBER
+    return bool((numpy.abs(values) <= LARGEST_NUMBER).all())

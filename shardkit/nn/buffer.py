@@ -41,7 +41,7 @@ from .context import current_context
 from .init import Copied, Initializer
 from .parameter import called, filled, origin_of, shape_and_init
 
-BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
+BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32", "bool")  # of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Buffer(Tensor):
     init
         Its values, as a function of seed, name and element index; None: those given.
     dtype
-        One of BUFFER_DTYPES; None: int64 of integers that are given, else float32.
+        One of BUFFER_DTYPES; None: bool or int64 of values of such kinds, else float32.
 
     Attributes
     ----------
@@ -313,6 +313,6 @@ def weight_of(observation: Observation) -> float:
 
 
 def _usual_dtype(init):
-    """Return int64 for integers that are given, else float32."""
-    is_counted = isinstance(init, Copied) and init.values.dtype.kind in "biu"
-    return "int64" if is_counted else "float32"
+    """Return bool or int64 for booleans or integers that are given, else float32."""
+    kind = init.values.dtype.kind if isinstance(init, Copied) else "f"
+    return {"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")

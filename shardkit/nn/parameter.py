@@ -31,7 +31,7 @@ import numpy
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
-from ..array.dtypes import is_floating, is_half, named_dtype, wide
+from ..array.dtypes import check_real, is_floating, is_half, named_dtype, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of, is_numbers
@@ -351,6 +351,7 @@ def shape_and_init(kind: str, given, init) -> tuple[Shape, Initializer]:
         if not is_numbers(given):
             raise TypeError(f"{kind}({given!r}) has a shape and no values; wanted init=: {wanted}")
         values = to_host(Tensor(array_of(given)).array).copy()
+        check_real(f"{kind}(values)", values.dtype)
         return values.shape, Copied(values)
     if not hasattr(init, "span"):
         raise TypeError(f"{kind} with init = {init!r}; wanted {wanted}")
@@ -404,7 +405,9 @@ def filled(tensor, values):
     is_fresh = tensor.is_fresh
     array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array
     xp = xp_of(array)
-    array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+    values = numpy.asarray(to_host(values)) if xp is numpy else xp.asarray(values)
+    check_real(f"what {called(tensor)} is set to", values.dtype)
+    array[...] = values
     return array
 
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from threads.communication_contract import PROMISES
 
-from shardkit import MPICommunicationBackend
+from shardkit import MPICommunicationBackend, coupled
 from shardkit.testing.comm import collectively, ordered_reduce_scatter
 
 pytestmark = pytest.mark.mpi
@@ -76,6 +76,34 @@ def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
     mine.Free()
     assert (ours[0], theirs[0]) == (1.0, 2.0)
     assert inner.rank == backend.world_size - 1 - backend.rank
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ("left out", "freed", "between groups", "a handle"))
+def test_what_is_no_communicator_of_this_rank_is_refused_and_the_others_go_on(backend, kind):
+    from mpi4py import MPI
+
+    world, is_odd = backend.communicator, backend.rank % 2
+    half = world.Split(is_odd, world.rank)
+    if kind == "left out":
+        given, words = world.Split(MPI.UNDEFINED if is_odd else 0, 0), "COMM_NULL"
+    elif kind == "freed":
+        given, words = world.Dup(), "COMM_NULL"
+        given.Free()
+    elif kind == "between groups":
+        given, words = half.Create_intercomm(0, world, 1 - is_odd, 9), "between two groups"
+    else:
+        given, words = world.py2f(), "a int"
+    if kind == "left out" and not is_odd:
+        inner = MPICommunicationBackend(given)
+        inner.initialize()
+        inner.shutdown()
+    else:
+        for open_one in (MPICommunicationBackend, coupled):
+            with pytest.raises(ValueError, match=words):
+                open_one(given)
+    backend.barrier()
+    half.Free()
 
 
 def test_every_rank_knows_its_place_on_the_node_in_groups_too(backend):

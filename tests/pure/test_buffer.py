@@ -144,13 +144,36 @@ def test_a_buffer_takes_part_in_operations_without_a_gradient():
         (lambda b: b.observe(numpy.zeros(3), 1.5), ConfigurationError, "from 0 to 1"),
         (lambda b: b.observe(numpy.zeros(3), None), ConfigurationError, "buffer that counts"),
         (lambda b: Tracked().steps.observe(0.0), ConfigurationError, "only floats"),
-        (lambda b: Buffer(3, Fill(0.0), "bool"), ConfigurationError, "wanted one of float32"),
+        (lambda b: Buffer(3, Fill(0), "uint8"), ConfigurationError, "wanted one of float32"),
         (lambda b: setattr(b, "array", numpy.zeros(2)), ShapeError, "the two must be equal"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong, error, message):
     with forward_context(TRAINING), pytest.raises(error, match=message):
         wrong(Tracked().mean)
+
+
+def test_a_mask_that_is_kept_is_a_mask():
+    kept = numpy.array([True, False, True])
+    model = Tracked()
+    model.register_buffer("kept", kept)
+    x = nn.Tensor(rows(0))
+    assert numpy.array_equal(x[:, model.kept].array, x.array[:, kept])
+    model.load_state_dict(model.state_dict() | {"kept": ~kept})
+    assert numpy.array_equal(x[:, model.kept].array, x.array[:, ~kept])
+
+
+@pytest.mark.parametrize(
+    "values",
+    (numpy.array([1j]), numpy.array([None]), numpy.array(["1"]), numpy.array(["2020"], "M8[Y]")),
+)
+@pytest.mark.parametrize("made", (nn.Buffer, nn.Parameter))
+def test_values_that_are_not_real_are_refused_when_made_and_when_set(made, values):
+    with pytest.raises(ShapeError, match="wanted real numbers"):
+        made(values)
+    member = made(numpy.ones(1))
+    with pytest.raises(ShapeError, match="wanted real numbers"):
+        member.array = values
 
 
 def test_a_plain_list_of_buffers_is_refused():

@@ -267,6 +267,8 @@ WRONG = {
     "no target": (text("a,b\n1,2\n3,\n"), {"targets": ["b"]}, "line 3, column b: nothing"),
     "an empty line": (text("a,b\n1,2\n\n3,4\n"), {}, "line 3 is empty"),
     "infinity in a CSV": (text("a,b\n1,2\ninf,4\n"), {}, "line 3, column a: inf; wanted a finite"),
+    "a mark of what is missing": (text("a,b\n1,2\n-1e300,4\n"), {}, "column a: -1e+300; wanted"),
+    "such a mark in an array": (arrays(x=ONES, y=[1, 2, 3, 1e300]), X_Y, "row 3, column y: 1e+300"),
     "two columns of one name": (text("a,a\n1,2\n"), {}, "two columns named 'a'"),
     "NaN in an array": (arrays(x=ONES, y=WITH_NAN), X_Y, "row 2, column y: nan"),
     "a class that is no integer": (

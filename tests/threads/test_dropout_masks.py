@@ -332,7 +332,7 @@ def test_calls_draw_new_masks_up_to_the_step_also_when_they_were_synchronized():
     def run(model):
         for _ in range(2):
             model.train(x, y)
-            model.synchronize_gradients()
+        model.synchronize_gradients()
         model.step()
         model.train(x, y)
 

@@ -7,15 +7,15 @@ from hybrids import POLICIES, groups_of_two
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.parallel import gradient_norm_of
+from shardkit.testing.parallel import gradient_norm_of, synchronize_replicas, units_of
 
 FORMS = {"gpt2": {}, "llama": {"style": "llama", "kv_heads": 2}, "tied": {"tied": True}}
+FORMS |= {"61 rows": {"vocabulary": 61}, "61 rows tied": {"vocabulary": 61, "tied": True}}
 
 
-def gpt(**changes):
-    return sk.models.GPT(
-        60, 12, **{"width": 24, "layers": 2, "heads": 12, "seed": 3, "dtype": "float64", **changes}
-    )
+def gpt(vocabulary=60, **changes):
+    sizes = {"width": 24, "layers": 2, "heads": 12}
+    return sk.models.GPT(vocabulary, 12, **{**sizes, "seed": 3, "dtype": "float64", **changes})
 
 
 def batch(step, samples=12):
@@ -90,6 +90,9 @@ def serial():
         ("tied", (1, 1, 3), True),
         ("tied", (2, 1, 2), False),
         ("tied", (2, 1, 2), True),
+        ("61 rows", (1, 2, 3), True),
+        ("61 rows tied", (1, 3, 2), True),
+        ("61 rows tied", (2, 2, 2), True),
     ],
     ids=str,
 )
@@ -98,6 +101,24 @@ def test_every_model_form_follows_the_serial_run_with_and_without_sequence_paral
     serial, form, mesh, sequence_parallel
 ):
     agree(trained(mesh, changes=FORMS[form], sequence_parallel=sequence_parallel), serial[form])
+
+
+@pytest.mark.parametrize("form", ("61 rows", "61 rows tied"))
+def test_ranks_with_other_numbers_of_rows_have_the_same_shards_of_what_all_hold(form):
+    def run(backend):
+        model = make(backend, 1, 2, changes=FORMS[form], sequence_parallel=True)
+        model.train(*sk.split_batch(model.mesh, *batch(0)))
+        assert synchronize_replicas(model).largest == 0
+        return model.mesh.coordinates.data, {
+            (piece.name, piece.box)
+            for unit in units_of(model)
+            for piece in unit.pieces()
+            if unit.plan.parameters[piece.name].claim.holders
+        }
+
+    for data in (2, 3):
+        results = sk.run_ranks(2 * data, run)
+        assert all(dict(results)[data] == shared for data, shared in results)
 
 
 @pytest.mark.parametrize(

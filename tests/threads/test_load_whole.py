@@ -26,6 +26,7 @@ class Net(nn.Module):
         self.down = nn.Linear(width, 2)
         self.mean = Buffer(3, Fill(0.0))
         self.steps = Buffer((), Fill(0), "int64")
+        self.mask = Buffer(X[:, 0] > seed)
         self.finish(seed)
 
     def configuration(self):
@@ -146,7 +147,7 @@ def test_any_module_goes_to_safetensors_and_back(tmp_path):
     other = Net(seed=9)
     assert sk.load_safetensors(other, path) == {"missing_names": [], "unexpected_names": []}
     numpy.testing.assert_array_equal(other.predict(X), expected)
-    assert other.steps.item() == 2
+    assert other.steps.item() == 2 and other.mask.array.tolist() == (X[:, 0] > 0).tolist()
     assert [file.name for file in tmp_path.iterdir()] == ["net.safetensors"]
 
 
@@ -184,12 +185,16 @@ def test_a_shared_parameter_may_be_stored_under_each_of_its_names(tmp_path):
         sk.load_safetensors(other, path)
 
 
-def test_integers_are_not_read_from_floats(tmp_path):
+@pytest.mark.parametrize(
+    "name, other, stored",
+    (("steps", "float32", "F32"), ("steps", "float64", "F64"), ("mask", "int64", "I64")),
+)
+def test_integers_are_not_read_from_floats_nor_masks_from_integers(name, other, stored, tmp_path):
     path = tmp_path / "net.safetensors"
     module = Net()
-    module.steps = Buffer((), Fill(0.0), "float32")
+    setattr(module, name, Buffer(getattr(module, name).shape, Fill(0), other))
     sk.save_safetensors(module.finish(0), path)
-    with pytest.raises(sk.CheckpointError, match="steps is of type F32"):
+    with pytest.raises(sk.CheckpointError, match=f"{name} is of type {stored}"):
         sk.load_safetensors(Net(), path)
 
 

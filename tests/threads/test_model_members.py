@@ -156,8 +156,9 @@ def test_computing_and_applying_gradients_is_a_step_of_plain_sgd(strategy):
         numpy.testing.assert_array_equal(
             model.gather_full_parameters(), trained.gather_full_parameters()
         )
-        with pytest.raises(sk.ShapeError):
-            model.apply_gradients(gradients[:-1], 0.01)
+        for wrong in (gradients[:-1], gradients + 1j, gradients.astype(object)):
+            with pytest.raises(sk.ShapeError):
+                model.apply_gradients(wrong, 0.01)
 
     sk.run_ranks(2, run)
 

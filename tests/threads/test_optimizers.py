@@ -424,8 +424,7 @@ def test_a_step_takes_computed_gradients_and_none_that_were_dropped(kind):
             optimizer.zero_gradients()
             with pytest.raises(sk.ShardingError, match="gradients"):
                 optimizer.step()
-        optimizer.model.train(*part)
-        optimizer.model.compute_gradients(*part)  # instead of those that were accumulated
+        optimizer.model.compute_gradients(*part)
         optimizer.step()
         assert optimizer.model.step_number == 1
         return optimizer.model.gather_full_parameters()
@@ -437,26 +436,32 @@ def test_a_step_takes_computed_gradients_and_none_that_were_dropped(kind):
 
 
 @pytest.mark.parametrize("kind", ["DDP", "FSDP", "pipeline"])
-def test_a_step_leaves_nothing_of_what_was_accumulated_after_its_gradients(kind):
-    parts = [slice(start, start + 6) for start in (0, 6, 12)]
+def test_a_call_that_would_drop_accumulated_gradients_is_refused_and_a_step_has_them(kind):
+    def refused(calls):
+        for call in calls:
+            with pytest.raises(sk.ShardingError, match="would drop accumulated gradients of 6"):
+                call()
 
     def run(backend):
-        optimizer = make(kind, backend, auto_synchronize_gradients=False)
-        first, ignored, second = (
-            sk.split_batch(optimizer.model.mesh, TRAIN[0][part], TRAIN[1][part]) for part in parts
+        model = make(kind, backend, auto_synchronize_gradients=False).model
+        part, other = (
+            sk.split_batch(model.mesh, TRAIN[0][rows], TRAIN[1][rows])
+            for rows in (slice(0, 6), slice(6, 12))
         )
-        optimizer.model.train(*first)
-        optimizer.model.synchronize_gradients()
-        optimizer.model.train(*ignored)
-        optimizer.model.step()
-        optimizer.model.train(*second)
-        optimizer.step()
-        return optimizer.model.gather_full_parameters()
+        given = model.compute_gradients(*other)  # has returned them: nothing is lost
+        model.train(*part)
+        calls = [
+            lambda: model.compute_gradients(*other),
+            lambda: model.apply_gradients(given, 0.1),
+        ]
+        refused(calls)
+        model.synchronize_gradients()
+        refused([*calls, lambda: model.train(*other)])
+        model.step()
+        return model.gather_full_parameters()
 
     module, rule = mlp().finish(0), sk.AdamW(lr=rising_rate)
-    state = fresh_state(module, rule)
-    for number, part in ((1, parts[0]), (2, parts[2])):
-        plain_step(module, rule, state, TRAIN[0][part], TRAIN[1][part], number)
+    plain_step(module, rule, fresh_state(module, rule), TRAIN[0][:6], TRAIN[1][:6], 1)
     for parameters in sk.run_ranks(2, run):
         numpy.testing.assert_allclose(parameters, flat(module), rtol=1e-9, atol=1e-12)
 

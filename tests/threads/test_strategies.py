@@ -389,14 +389,15 @@ def test_predictions_are_those_of_the_plain_model_with_the_same_parameters(strat
 
 
 @EVERY_STRATEGY
-def test_set_parameters_is_read_back_and_refuses_a_wrong_length(strategy):
+def test_set_parameters_is_read_back_and_refuses_a_wrong_length_or_dtype(strategy):
     def run(backend):
         model, _ = train(strategy, backend, 1)
         vector = numpy.arange(model.parameter_count, dtype="float32")
         model.set_parameters(vector)
         numpy.testing.assert_array_equal(model.get_parameters(), vector)
-        with pytest.raises(ValueError, match="wanted"):
-            model.set_parameters(vector[:-1])
+        for wrong in (vector[:-1], vector + 1j, vector.astype(object), vector.astype(str)):
+            with pytest.raises(ValueError, match="wanted"):
+                model.set_parameters(wrong)
 
     sk.run_ranks(3, run)
 

@@ -20,8 +20,8 @@ from ...layout.box import Box
 
 SEGMENT_BYTES = 1 << 20
 
-# the dtypes that a checkpoint may hold; integers are of buffers alone
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "int64": 8, "int32": 4}
+# the dtypes that a checkpoint may hold; integers and booleans are of buffers alone
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "int64": 8, "int32": 4, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True)

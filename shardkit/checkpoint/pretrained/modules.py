@@ -18,6 +18,8 @@ from ...files.paths import usable_path
 from ...nn.module import Module, members_of
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
+_KNOWN = {"i": INTEGER_TYPES, "b": {"BOOL": "?"}}  # types in a file for a kind of dtype
+
 
 def save_safetensors(model: Module, path: FilePath) -> None:
     """Write state_dict() of a module to a file, which replaces another of this name when whole.
@@ -88,7 +90,7 @@ def load_safetensors(
         if name not in kept:
             state[name] = None  # load_state_dict says so, if strict
             continue
-        known = NUMPY_TYPES if kept[name].dtype.kind != "i" else INTEGER_TYPES
+        known = _KNOWN.get(kept[name].dtype.kind, NUMPY_TYPES)
         if tensor.dtype not in known:
             raise CheckpointError(
                 f"{path}: {name} is of type {tensor.dtype}, but that of the module is "

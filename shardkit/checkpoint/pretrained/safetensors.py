@@ -35,9 +35,9 @@ from ...files.writing import whole_file
 # bfloat16, which NumPy does not have, is the upper half of a float32
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 READABLE = tuple(NUMPY_TYPES)
-INTEGER_TYPES = {"I64": "<i8", "I32": "<i4"}  # of counters; weights of integers are not read
+INTEGER_TYPES = {"I64": "<i8", "I32": "<i4", "BOOL": "?"}  # of buffers, never of weights
 _STORED_TYPES = {**NUMPY_TYPES, **INTEGER_TYPES}
-_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
+_NAMES = dict(float64="F64", float32="F32", float16="F16", int64="I64", int32="I32", bool="BOOL")
 _METADATA = "__metadata__"
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 

@@ -25,7 +25,7 @@ from .exits import exits
 from .guard import SILENT_SECONDS
 from .job import Job, compare_calls, shared_folder
 from .launch import check_launch
-from .library import import_mpi
+from .library import import_mpi, parent_of
 
 TIMEOUT_SECONDS = 600.0
 ON_FAILURE = ("abort", "raise")
@@ -65,7 +65,7 @@ class MPICommunicationBackend(CommunicationBackend):
     CommunicationError
         If mpi4py is missing, or if the launcher started more ranks than MPI sees.
     ValueError
-        If on_failure or timeout is no such value.
+        If comm, on_failure or timeout is no such value.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class MPICommunicationBackend(CommunicationBackend):
     ) -> None:
         on_failure = check_on_failure(on_failure, "abort" if comm is None else "raise")
         mpi = import_mpi(check_timeout(timeout))
-        parent = mpi.COMM_WORLD if comm is None else comm
+        parent = parent_of(mpi, comm)
         if comm is None:
             check_launch(parent.size, mpi.get_vendor()[0])
         super().__init__(parent.rank, range(parent.size), timeout=timeout)

@@ -69,6 +69,23 @@ def import_mpi(timeout: float = inf):
     return MPI
 
 
+def parent_of(mpi: Any, comm: Any) -> Any:
+    """Return the communicator that was given, or that of all ranks for None.
+
+    Errors: ValueError, unless it is one of ranks of which this is one.
+    """
+    parent = mpi.COMM_WORLD if comm is None else comm
+    if not isinstance(parent, mpi.Comm):
+        found = f"a {type(parent).__name__}"
+    elif parent == mpi.COMM_NULL:
+        found = "MPI.COMM_NULL: it was freed, or this rank is in none"
+    elif parent.Is_inter():
+        found = "one between two groups: its Merge() makes one of all"
+    else:
+        return parent
+    raise ValueError(f"comm is {found}; wanted an mpi4py communicator that this rank is in")
+
+
 def communicator_of(handle: int) -> Any:
     """Return mpi4py's communicator of a handle in Fortran, which any MPI has."""
     return import_mpi().Comm.f2py(handle)

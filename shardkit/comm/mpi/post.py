@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from .library import import_mpi
+from .library import import_mpi, parent_of
 from .peers import Peers
 
 
@@ -46,8 +46,7 @@ class Post:
 
     def __init__(self, comm: Any):
         self._mpi = import_mpi()
-        parent = self._mpi.COMM_WORLD if comm is None else comm
-        self.parent = parent
+        parent = self.parent = parent_of(self._mpi, comm)
         self.rank, self.size = parent.rank, parent.size
         self._comm = parent.Dup()
         self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)  # as exceptions

@@ -22,6 +22,7 @@ import numpy
 from ...errors import ConfigurationError, InputError
 from ...files.reading import wanted, wanted_count
 from ..arrow import Text
+from ..scaling import LARGEST_NUMBER
 from .csv_head import is_number
 
 _MOST_ONE_HOT = 16
@@ -81,14 +82,15 @@ def as_numbers(column, name: str, where) -> numpy.ndarray:
     """Return a column of numbers or times: [n] float64.
 
     where   function of a row in the column that says where it stands
-    Errors: ConfigurationError on texts that are no numbers, and on infinity.
+    Errors: ConfigurationError on texts that are no numbers, and on numbers beyond all scaling.
     """
     if isinstance(column, Text):
         column = _parsed(column, name, where)
-    wrong = numpy.flatnonzero(numpy.isinf(column))
+    wrong = numpy.flatnonzero(numpy.abs(column) > LARGEST_NUMBER)
     if wrong.size:
         raise ConfigurationError(
-            f"{where(wrong[0])}, column {name}: {column[wrong[0]]}; wanted a finite number"
+            f"{where(wrong[0])}, column {name}: {column[wrong[0]]}; wanted a finite number, "
+            f"at most {LARGEST_NUMBER:.0e}"
         )
     return column
 

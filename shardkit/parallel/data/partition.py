@@ -6,7 +6,8 @@ stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipel
 
 What is frozen of a unit (requires_grad = False) is a unit of its own: its values are gathered with
 the others, and it has no gradient, no optimizer state, no reduction and no step. So is what keeps
-other optimizer state than the rest, because a group has another rule, or another objective.
+other optimizer state than the rest, because a group has another rule, or another objective, and
+what is cut unevenly over the tensor axis, whose ranks need the same shards of what all hold.
 
 A model without blocks() is one block. Its units are what its modules own, in the order of their
 names, and they are gathered when these modules are called (step/calls.py):
@@ -26,6 +27,7 @@ from ...layout.cuts import merged_blocks, minimum_for_stages
 from ...nn.module import Module, Parameter, blocks_of, members_of
 from ...optim.groups import rule_for
 from ...optim.muon import matrix_rule_of
+from ..tensor.claims import is_uneven
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,9 @@ class UnitPlan:
         parts = tuple(replace(part, is_copy=True) for part in self.parts)
         return UnitPlan((), self.parameters, is_copy=True, parts=parts)
 
-    def with_frozen_apart(self) -> "UnitPlan":
-        """Return this plan, with what is frozen of a unit or part that is trained in a part of its
-        own.
-        """
-        return self.cut(_trained_and_frozen)
+    def with_kinds_apart(self) -> "UnitPlan":
+        """Return this plan, with what is frozen or cut unevenly in parts of its own."""
+        return self.cut(_kinds_apart)
 
     def cut(self, pieces_of) -> "UnitPlan":
         """Return this plan with the parameters of the unit, and of each part, cut into pieces.
@@ -89,11 +89,13 @@ class UnitPlan:
         return replace(self, parameters=own, parts=parts)
 
 
-def _trained_and_frozen(parameters: dict[str, Parameter]) -> list[dict[str, Parameter]]:
-    """Return what is trained and what is frozen; only one of them if the other is nothing."""
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-    return [each for each in (trained, frozen) if each] or [parameters]
+def _kinds_apart(parameters: dict[str, Parameter]) -> list[dict[str, Parameter]]:
+    """Return what is trained and what is frozen, and of each what is cut evenly and unevenly."""
+    kinds: dict[tuple, dict[str, Parameter]] = {}
+    for name, parameter in parameters.items():
+        kind = not parameter.requires_grad, is_uneven(parameter)
+        kinds.setdefault(kind, {})[name] = parameter
+    return [kinds[kind] for kind in sorted(kinds)] or [parameters]
 
 
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
@@ -125,7 +127,7 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         first, *rest = _units_of_calls(blocks[0], names, minimum_elements)
         parts = tuple(UnitPlan((), parameters) for parameters in rest)
         plans = [UnitPlan((blocks[0],), first, parts=parts)]
-    return [plan.with_frozen_apart() for plan in plans]
+    return [plan.with_kinds_apart() for plan in plans]
 
 
 def plan_units_for_stages(

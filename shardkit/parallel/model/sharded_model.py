@@ -200,7 +200,8 @@ class ShardedModel:
         Notes
         -----
         With auto_synchronize_gradients=False ranks agree on the batch as ever, but gradients are
-        only accumulated, on this rank; synchronize_gradients() and step() complete the step. A step
+        only accumulated, on this rank; synchronize_gradients() and step() complete the step, and
+        between them train is a ShardingError. A step
         whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no
         label counts; the loss is NaN then.
 
@@ -231,6 +232,8 @@ class ShardedModel:
         ------
         ShapeError
             On all ranks, as train, and if no label counts.
+        ShardingError
+            If accumulated gradients wait for a step: they would be lost.
 
         Notes
         -----
@@ -255,7 +258,7 @@ class ShardedModel:
         ConfigurationError
             On all ranks, on a learning rate that is none.
         ShardingError
-            On all ranks, on rates that differ.
+            On all ranks, on rates that differ, or if accumulated gradients wait for a step.
         """
         self._open.learning.apply_gradients(gradients, learning_rate)
 

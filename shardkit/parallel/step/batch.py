@@ -17,7 +17,7 @@ import numpy
 
 from ...arguments import require
 from ...array.backend import host_array, is_array
-from ...array.dtypes import is_half
+from ...array.dtypes import check_real
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
@@ -435,8 +435,7 @@ def _numbers(what, array):
     Errors: ShapeError if it holds no real numbers.
     """
     array = host_array(what, array)
-    if array.dtype.kind not in "biuf" and not is_half(array.dtype):
-        raise ShapeError(f"{what} is of dtype {array.dtype}; wanted real numbers, integers or bool")
+    check_real(what, array.dtype)
     return array
 
 

@@ -18,6 +18,7 @@ import numpy
 
 from ...arguments import require
 from ...array.backend import host_array
+from ...array.dtypes import check_real
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
@@ -74,6 +75,14 @@ class Accumulation:
         self.micro_batches += micro_batches
         self.samples += samples
         self.items += items
+        self.is_reduced = False  # what compute_gradients() returned is not of the next step
+
+    def check_kept(self, call: str) -> None:
+        """Errors: ShardingError if there are accumulated gradients, which this call would drop."""
+        if self.samples:
+            what = f"{call} would drop accumulated gradients of {self.samples} samples"
+            rest = "step()" if self.is_reduced else "synchronize_gradients() and step()"
+            raise ShardingError(f"{what}; call {rest} first")
 
     def count(self, computed: int) -> None:
         """Count samples of all calls of compute_gradients() since the last step."""
@@ -214,6 +223,7 @@ class Engine:
         Afterwards units hold the mean gradient of what this rank owns.
         """
         require(not (loss and self.plan.owners), "loss", loss, "None: each objective has its own")
+        self._gradients.check_kept("compute_gradients()")
         first = self._gradients.computed
         batch, inputs = self._intake.inputs(x, y, loss, first_sample=first)
         if not batch.items:
@@ -225,6 +235,8 @@ class Engine:
     def accumulate(self, x, y, only: str | None = None) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
         pending = self._gradients
+        if pending.is_reduced:
+            pending.check_kept("train()")
         batch, inputs = self._intake.inputs(
             x,
             y,
@@ -276,6 +288,7 @@ class Engine:
                 f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as "
                 "compute_gradients returns them"
             )
+        check_real("gradients", gradients.dtype)
 
     def check_samples(self, x, y):
         """Errors: ShapeError unless model and loss take them. No communication."""
@@ -286,6 +299,7 @@ class Engine:
         units.
         """
         self.weights.check()
+        self._gradients.check_kept("apply_gradients()")
         for unit in self.units.trained:
             unit.gradients.drop()
             unit.gradients.put(0)

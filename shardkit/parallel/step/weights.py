@@ -13,6 +13,7 @@ import numpy
 
 from ...array.backend import host_array, to_host
 from ...array.device import Device
+from ...array.dtypes import check_real
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import check_same
@@ -151,6 +152,7 @@ class Weights:
                 raise ShapeError(
                     f"a parameter vector of shape {vector.shape}; wanted ({self.count},)"
                 )
+            check_real("the parameter vector", vector.dtype)
         check_same(self._mesh.world, {"the parameter vector": describe(vector)})
         views = self._canonical_views(vector)
         for _, piece, array in self.boxes_of(lambda unit: {"model": unit.owned_parameters}):

@@ -14,10 +14,11 @@ class Claim:
     """How the ranks of an axis share one parameter.
 
     kind      "sharded"     no other rank holds this box
+              "uneven"      the same, and the boxes differ in size
               "replicated"  several hold it, and their gradients are equal by construction
               "partial"     several hold it, and each has one term of its gradient: sum_partial adds
                             them
-    holders   the ranks that hold this box: all of the axis, or a sub-group; None if sharded
+    holders   the ranks that hold this box: all of the axis, or a sub-group; None if one alone
     is_subgroup   holders are a part of the axis: a group that apply_plan made, and that
                   close_groups closes
     """
@@ -39,7 +40,7 @@ class Claim:
         return f"{self.kind} on {self.holders.world_size} ranks"
 
 
-SHARDED = Claim("sharded")
+SHARDED, UNEVEN = Claim("sharded"), Claim("uneven")
 
 
 def sum_partial(parameter: Parameter, gradient):
@@ -55,6 +56,11 @@ def sum_partial(parameter: Parameter, gradient):
 def is_partial(parameter: Parameter) -> bool:
     """Return whether this rank's gradient of the parameter is one term of a sum."""
     return parameter.claim is not None and parameter.claim.kind == "partial"
+
+
+def is_uneven(parameter: Parameter) -> bool:
+    """Return whether ranks of the axis have boxes of different sizes of the parameter."""
+    return parameter.claim is not None and parameter.claim.kind == "uneven"
 
 
 def is_counted(parameter: Parameter) -> bool:

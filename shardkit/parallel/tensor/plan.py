@@ -29,7 +29,7 @@ from ...nn.models.gpt import GPT
 from ...nn.module import Module, Parameter, exchange, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
-from .claims import SHARDED, Claim
+from .claims import SHARDED, UNEVEN, Claim
 from .default_plans import default_plan
 from .dropouts import dropouts_on_parts, kind_of
 from .layers import SEQUENCE_DIM, TensorAxis
@@ -43,12 +43,14 @@ class Cut:
     """A rank's part of a parameter: [start, stop) along dim, on `replicas` neighboring ranks.
 
     longest    along dim, of the parts of all ranks
+    is_even    they are equally long
     """
 
     dim: int
     start: int
     stop: int
     longest: int
+    is_even: bool = True
     replicas: int = 1
 
     def box(self, shape) -> Box:
@@ -195,11 +197,12 @@ def _cut(path, module, name, parent, num_ranks, rank) -> Cut:
     count = module.weight.shape[style.dim] // unit
     if count % num_ranks == 0 or style.is_uneven and count > num_ranks:
         start, stop = even_span(count, num_ranks, rank)
-        return Cut(style.dim, start * unit, stop * unit, -(-count // num_ranks) * unit)
+        longest, is_even = -(-count // num_ranks) * unit, count % num_ranks == 0
+        return Cut(style.dim, start * unit, stop * unit, longest, is_even)
     if what == "key heads" and num_ranks % count == 0:
         replicas = num_ranks // count
         head = rank // replicas
-        return Cut(style.dim, head * unit, (head + 1) * unit, unit, replicas)
+        return Cut(style.dim, head * unit, (head + 1) * unit, unit, replicas=replicas)
     or_divisor = " or a divisor of it" if what == "key heads" else ""
     wanted = f"at least {num_ranks}" if style.is_uneven else f"a multiple of {num_ranks}"
     raise ConfigurationError(
@@ -277,7 +280,7 @@ def _sliced(model, cuts, group) -> dict[int, SlicedParameter]:
         holders = group.split(group.rank // replicas, group.rank)
         claims[replicas] = Claim("partial", holders, is_subgroup=True)
     for key, part in parts.items():
-        part.claim = claims[cuts[key].replicas]
+        part.claim = claims[cuts[key].replicas] if cuts[key].is_even else UNEVEN
     return parts
 
 
