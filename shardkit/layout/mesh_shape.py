@@ -21,6 +21,7 @@ from math import prod
 
 from ..arguments import is_integer
 from ..errors import MeshError
+from ..plain import counted
 from .axes import AXES, LEFT_OVER, ORDER, REMAINDER, Held, alike, apart, completed
 
 
@@ -95,9 +96,9 @@ class MeshShape:
             return
         size, rest = divmod(world_size, self.size // getattr(self, REMAINDER))
         advice = f"set {REMAINDER} = {size} or " if size >= 1 and rest == 0 else ""
+        wanted = f"{in_words(self.sizes)} = {counted(self.size, 'rank')}"
         raise MeshError(
-            f"{in_words(self.sizes)} = {self.size} ranks, but {world_size} were started; {advice}"
-            f"run mpiexec -n {self.size}"
+            f"{wanted}, but {world_size} were started; {advice}run mpiexec -n {self.size}"
         )
 
     @property

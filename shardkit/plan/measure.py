@@ -36,6 +36,7 @@ from ..comm.seats import all_seats
 from ..files.writing import check_can_write, write_whole
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
+from ..plain import counted
 from .hardware import Cluster
 from .hardware_file import cluster_from
 from .measure_attention import attention_rows, attention_speeds
@@ -80,7 +81,7 @@ def measure_hardware(
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
     measured = collectives(backend, hosts)
     link = link_of(measured, stream)
-    name = f"{_processor()}, {cores} cores, {here} ranks on a node"
+    name = f"{_processor()}, {cores} cores, {counted(here, 'rank')} on a node"
     if library:
         name += f", products by {library.name}"
     return {
@@ -175,8 +176,8 @@ def describe(tables: dict) -> str:
         )
     for row in tables["crowding"]:
         lines.append(
-            f"work at once   {row['ranks']} ranks: {row['slowdown']:.3f} times the processor time "
-            f"of all at once; the last {row['lag']:.1%} late"
+            f"work at once   {counted(row['ranks'], 'rank')}: {row['slowdown']:.3f} times the "
+            f"processor time of all at once; the last {row['lag']:.1%} late"
         )
     return "\n".join(lines)
 

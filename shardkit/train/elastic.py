@@ -25,6 +25,7 @@ from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape
 from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..parallel.pipeline.neighbors import Neighbors, restore
+from ..plain import counted
 from .log import seconds_text
 
 
@@ -263,9 +264,9 @@ class ElasticTraining:
         self._watch.over(living)
         if num < 1:
             raise ConfigurationError(
-                f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each "
-                "data replica; start again on another layout (shardkit train --resume "
-                "--mesh.pipeline=... --mesh.tensor=...): the checkpoints load there"
+                f"{counted(living.world_size, 'rank')} left, too few for a mesh with "
+                f"{self._replica} in each data replica; start again on another layout (shardkit "
+                "train --resume --mesh.pipeline=... --mesh.tensor=...): the checkpoints load there"
             )
         group = living.split(0 if living.rank < num else None)
         model = None if group is None else self._make_model(group)

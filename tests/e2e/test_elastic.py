@@ -187,7 +187,7 @@ def test_too_few_for_a_mesh_end_the_job_with_the_fix(tmp_path):
     recoveries, bits, done = elastic(tmp_path / "run", "3.0:1", num_ranks=2, pipeline=2)
     assert not bits and done.returncode != 0
     assert (
-        "1 ranks live, too few for a mesh with 2 in each data replica; start again on another "
+        "1 rank left, too few for a mesh with 2 in each data replica; start again on another "
         "layout" in done.stderr
     )
 
