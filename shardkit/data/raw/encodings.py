@@ -137,7 +137,7 @@ class Numbers:
 
     @property
     def is_whole(self) -> bool:
-        """True if knots and limits, that are there have two ends, and a bound is 1 or more."""
+        """True if knots and limits that are there have two ends, and a bound is 1 or more."""
         has_ends = len(self.knots) != 1 and len(self.limits) in (0, 2)
         return has_ends and (self.bound is None or self.bound >= 1)
 
@@ -196,7 +196,10 @@ class Numbers:
 
 
 def _bent(values, bound: float) -> numpy.ndarray:
-    """Return the values, of which those farther out than bound - 1 end before the bound."""
+    """Return the values, of which those farther out than bound - 1 end before the bound.
+
+    Source: the smooth clipping of RealMLP (arXiv 2407.04491), which bends all values.
+    """
     near = numpy.clip(values, 1 - bound, bound - 1)
     beyond = values - near
     return near + numpy.copysign(numpy.expm1(-numpy.abs(beyond)), beyond)
