@@ -13,7 +13,8 @@ import numpy
 
 from ..layout.part import Rows, each_part
 
-LARGEST_NUMBER = 1e140  # of a table: sums of squares of any number of rows stay within float64
+# Of a table: sums of squares of any number of rows stay within float64, in which it is compared.
+LARGEST_NUMBER = numpy.float64(1e140)
 _ROUNDING = 2.0**-53  # of a float64, relative
 _FAR = 2.0**20  # deviations from 0 to a mean
 

@@ -271,6 +271,15 @@ WRONG = {
     "such a mark in an array": (arrays(x=ONES, y=[1, 2, 3, 1e300]), X_Y, "row 3, column y: 1e+300"),
     "two columns of one name": (text("a,a\n1,2\n"), {}, "two columns named 'a'"),
     "NaN in an array": (arrays(x=ONES, y=WITH_NAN), X_Y, "row 2, column y: nan"),
+    **{
+        f"{value} in an array of {dtype}": (
+            arrays(x=ONES, y=numpy.array([1, 2, value, 4], dtype)),
+            X_Y,
+            f"row 2, column y: {value}; wanted a finite number",
+        )
+        for dtype in ("float16", "float32", "float64")
+        for value in (numpy.nan, numpy.inf, -numpy.inf)
+    },
     "a class that is no integer": (
         arrays(x=ONES, y=[0, 1, 1.5, 2]),
         {**X_Y, "classes": True},
