@@ -364,7 +364,21 @@ class Listener:
         self.begin = lambda *call: hear()
 
 
-def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
+def test_a_new_limit_stands_in_the_ledger_at_once(tmp_path):
+    """A warden judges by it a rank that is stopped before the watchdog's next beat."""
+    progress = Progress(600.0)
+    seconds = {"seconds": lambda: progress.timeout, "abort": lambda message: None}
+    watchdog = Watchdog(progress, tmp_path, 0, 1, **seconds)
+    limits = [read_ledger(watchdog.ledger.path).pulse.seconds]
+    progress.timeout = 6.0
+    limits.append(read_ledger(watchdog.ledger.path).pulse.seconds)
+    watchdog.close()
+    progress.timeout = 7.0
+    assert limits == [600.0, 6.0]
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_who_is_stopped_inside_or_outside_of_a_call_is_named(tmp_path, where):
     stopped = subprocess.Popen(
         [
             sys.executable,
@@ -374,7 +388,8 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
         from pathlib import Path
         from shardkit.testing.comm import Ledger
         ledger = Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3)
-        ledger.begin("all_reduce", "world", (0, 1, 2), 3)
+        if {where!r} == "inside":
+            ledger.begin("all_reduce", "world", (0, 1, 2), 3)
         os.kill(os.getpid(), signal.SIGSTOP)"""),
         ]
     )

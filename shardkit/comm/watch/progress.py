@@ -176,7 +176,7 @@ class Progress:
     """
 
     def __init__(self, timeout: float = inf):
-        self.timeout = timeout  # seconds that a call may take; the backend's, as seconds_left is
+        self._timeout = timeout
         self.seconds_left: Callable[[], float] = lambda: inf
         self.current: Call | None = None
         self.broken: Call | None = None  # the last call that an exception ended
@@ -187,6 +187,20 @@ class Progress:
         self._recorders: list = []
         self._kept = None  # the ledger, and _ledger what stands in its place
         self.ledger = None
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that a call may take; the backend's, as seconds_left is.
+
+        A new limit stands in the ledger at once: its rank may be stopped before the next beat.
+        """
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float):
+        self._timeout = seconds
+        if isinstance(self._kept, Ledger):
+            self._kept.beat(seconds, 0.0)
 
     @property
     def ledger(self):
