@@ -125,7 +125,7 @@ def hang_suspects(folder, seconds: float = inf) -> str:
     busy = {number for number in pulses if away[number]}
     is_common = len(busy) == found.is_in_call.sum()  # a compilation, for example
     for named, word in (
-        (idle, "stopped" if idle <= stopped else "missing"),
+        (idle, "missing, and stopped" if idle <= stopped else "missing"),
         (stopped, "stopped"),
         (stuck, "missing"),
         (set() if is_common else busy, "missing"),
