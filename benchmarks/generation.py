@@ -6,8 +6,9 @@
 Needs transformers and PyTorch. Models are made by transformers with random weights and read from
 the folder that it saves. Both continue the same prompts greedily, in turns, and the processor's
 time is counted; the texts of 20 prompts must be equal. Twice: one prompt, and eight of unequal
-lengths, which transformers pads on the left. What is printed are tokens per second, the ratio of
-the median turn of each, and how many times the tokens of one prompt eight bring.
+lengths, which transformers pads on the left. What is printed are tokens per second of the median
+turn, and of the slowest and the quickest; the ratio of the medians, unless the turns of one side
+are so far apart that it says nothing; and how many times the tokens of one prompt eight bring.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import shardkit as sk  # noqa: E402
 
 LENGTHS = range(20, 60, 5)  # of eight prompts; one prompt has 40 tokens
 NUM_TEXTS = 20  # that are compared
+MOST_SPREAD = 1.5  # of the quickest turn to the slowest, of which a median says something
 
 
 def llama(vocabulary: int, width: int, layers: int, heads: int, kv_heads: int, hidden: int):
@@ -111,6 +113,23 @@ def seconds_of(contestants, prompts, num_tokens: int, turns: int):
     return seconds
 
 
+def in_words(sides: dict[str, list[float]]) -> str:
+    """Return the tokens per second of each side's turns, and the ratio of the first to the second.
+
+    A ratio is given where no side's turns are farther apart than MOST_SPREAD.
+    """
+    texts = [
+        f"{side} {median(each):.0f} tokens/s ({min(each):.0f} to {max(each):.0f})"
+        for side, each in sides.items()
+    ]
+    ours, theirs = map(median, sides.values())
+    spread = max(max(each) / min(each) for each in sides.values())
+    ratio = f"ratio {ours / theirs:.2f}"
+    if spread > MOST_SPREAD:
+        ratio = f"no ratio: turns of one side are {spread:.1f} times apart, try a quiet machine"
+    return ", ".join([*texts, ratio])
+
+
 def race(name: str, num_tokens: int, turns: int, backend) -> None:
     """Run one model and print its lines."""
     random = numpy.random.default_rng(0)
@@ -127,12 +146,10 @@ def race(name: str, num_tokens: int, turns: int, backend) -> None:
     rates = []
     for prompts in ([prompt(40)], [prompt(length) for length in LENGTHS]):
         seconds = seconds_of(both, prompts, num_tokens, turns)
-        ours, theirs = [len(prompts) * num_tokens / median(turn) for turn in seconds.values()]
-        rates.append(ours)
-        print(
-            f"{name}, {len(prompts)} at a time: shardkit {ours:.0f} tokens/s, transformers "
-            f"{theirs:.0f}, ratio {ours / theirs:.2f}"
-        )
+        tokens = len(prompts) * num_tokens
+        sides = {side: [tokens / one for one in each] for side, each in seconds.items()}
+        rates.append(median(sides["shardkit"]))
+        print(f"{name}, {len(prompts)} at a time: {in_words(sides)}")
     print(f"{name}: eight at a time bring {rates[1] / rates[0]:.1f} times the tokens of one")
 
 
