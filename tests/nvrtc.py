@@ -28,12 +28,23 @@ def library():
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else list(spec.submodule_search_locations)
     found = [path for folder in folders for path in Path(folder).rglob("libnvrtc.so.*")]
+    for path in found:  # which looks for this one by name, and not beside itself
+        for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(builtins))
     for name in (*map(str, found), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             return ctypes.CDLL(name)
         except OSError:
             continue
     return None
+
+
+def version() -> tuple[int, int]:
+    """Return that of the library, (0, 0) where there is none."""
+    parts = ctypes.c_int(), ctypes.c_int()
+    if library() is not None:
+        _check(library().nvrtcVersion(*map(ctypes.byref, parts)))
+    return parts[0].value, parts[1].value
 
 
 def compiled(text: str, options: tuple[str, ...], arch: str) -> dict[str, Resources]:
