@@ -117,6 +117,6 @@ class OpenFiles:
         self._descriptors[path] = open_regular(path, error=CorpusError)
         return self._descriptors[path]
 
-    def __del__(self):
+    def __del__(self, close=os.close):  # at the end of a program modules are empty
         for descriptor in self._descriptors.values():
-            os.close(descriptor)
+            close(descriptor)

@@ -95,17 +95,21 @@ def packed_losses(folder):
 # ---- against PyTorch -----------------------------------------------------------------------------
 
 
-def known_conversations(folder):
-    """{token numbers: targets} of each conversation that fits, as transformers makes them."""
+def tokens_of_transformers(folder):
+    """Each record, with its token numbers as far as they fit, and which of them are answers."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "base")
-    found = {}
     for record in records(150):
         made = tokenizer.apply_chat_template(
             record["messages"], return_assistant_tokens_mask=True, return_dict=True
         )
-        ids = made["input_ids"][: LENGTH + 1]
-        is_answer = made["assistant_masks"][: LENGTH + 1]
+        yield record, made["input_ids"][: LENGTH + 1], made["assistant_masks"][: LENGTH + 1]
+
+
+def known_conversations(folder):
+    """{token numbers: targets} of each conversation that fits, as transformers makes them."""
+    found = {}
+    for _, ids, is_answer in tokens_of_transformers(folder):
         targets = [token if learns else -100 for token, learns in zip(ids, is_answer)]
         found[tuple(ids[:-1])] = targets[1:]
     return found
@@ -186,6 +190,63 @@ def test_twenty_packed_steps_have_the_losses_of_torch(folder, packed_losses, log
 def test_twenty_steps_of_a_conversation_in_each_row_have_the_losses_of_torch(folder):
     ours = run(folder, "apart", **{"data.packing": False})
     wanted = losses_of_torch(folder, False, logits_one_by_one)
+    numpy.testing.assert_allclose(ours, wanted, atol=1e-5, rtol=0)
+
+
+def losses_of_trl(folder, rows, packing, batch):
+    """Of STEPS steps over conversations in this order. TRL is not installed with other packages."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    import transformers
+
+    class InOrder(trl.SFTTrainer):
+        losses: list = []
+
+        def _get_train_sampler(self, *_):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+        def training_step(self, *arguments, **more):
+            loss = super().training_step(*arguments, **more)
+            self.losses.append(loss.item())
+            return loss
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "base")
+    tokenizer.pad_token = "<|endoftext|>"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    rule = {"learning_rate": 2e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    numerics = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    told = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    form = {"packing": packing, "max_length": LENGTH if packing else LENGTH + 1}
+    config = trl.SFTConfig(
+        str(folder / "trl"),
+        per_device_train_batch_size=batch,
+        max_steps=STEPS,
+        assistant_only_loss=True,
+        **(rule | numerics | told | form),
+    )
+    trainer = InOrder(
+        model, config, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer
+    )
+    trainer.train()
+    return trainer.losses, len(trainer.train_dataset)
+
+
+@pytest.mark.thorough
+def test_twenty_steps_have_the_losses_of_trl(folder):
+    """Packed, each step has all conversations: TRL puts them into other rows."""
+    record_of = {tuple(ids[:-1]): record for record, ids, _ in tokens_of_transformers(folder)}
+    order = [
+        record_of[tuple(ids)] for step in batches(folder, False) for row in step for ids, _ in row
+    ]
+    wanted, _ = losses_of_trl(folder, order, False, 6)
+    ours = run(folder, "in-order", **{"data.packing": False})
+    numpy.testing.assert_allclose(ours, wanted, atol=1e-5, rtol=0)
+
+    few = records(24, seed=1, turns=1, most=4)
+    for name, rows in (("few", few), ("other", records(8, seed=7))):
+        prepared(folder, rows, folder / "base", name)
+    wanted, num_rows = losses_of_trl(folder, few, True, len(few))
+    data = {"data.path": [f"{folder}/few.h5"], "data.validation_path": [f"{folder}/other.h5"]}
+    ours = run(folder, "few", **{**data, "batch.sequences": num_rows})
     numpy.testing.assert_allclose(ours, wanted, atol=1e-5, rtol=0)
 
 
