@@ -15,14 +15,14 @@ get another rule:
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ..annotations import Array
 from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
-from .rules import LearningRate, Rule, Scheduled
+from .rules import LearningRate, Rule, Scheduled, arrays
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")
 _MOST_STEPS = 100
@@ -99,7 +99,7 @@ class Muon(Scheduled):
     eps: float = 1e-7
     ns_steps: int = 5
     adjust_lr_fn: str | None = None
-    state_names: ClassVar[tuple[str, ...]] = ("matrix_momentum",)
+    state_names = arrays("matrix_momentum")
 
     def check(self) -> None:
         super().check()

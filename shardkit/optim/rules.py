@@ -49,6 +49,11 @@ def rule(name: str, *, settings: dict[str, str]):
     return enter
 
 
+def arrays(*names: str) -> tuple[str, ...]:
+    """Return the names, for a class whose instances may have others: no ClassVar, and no field."""
+    return names
+
+
 @runtime_checkable
 class Rule(Protocol):
     """What sharded models need of an optimizer.
@@ -113,7 +118,7 @@ class Scheduled:
     """
 
     refusal: ClassVar[ConfigurationError | None] = None  # see check_made
-    state_names: ClassVar[tuple[str, ...]] = ()
+    state_names = arrays()
     lr: LearningRate = 0.01
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -262,7 +267,7 @@ class Momentum(Scheduled):
     beta: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
-    state_names: ClassVar[tuple[str, ...]] = ("velocity",)
+    state_names = arrays("velocity")
 
     def check(self) -> None:
         super().check()
@@ -301,7 +306,7 @@ class Adam(Scheduled):
     eps: float = 1e-8
     weight_decay: float = 0.0
     betas: InitVar[Sequence[float] | None] = None
-    state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    state_names = arrays("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
     def _kernel(self, step):
@@ -340,7 +345,7 @@ class Lion(Scheduled):
     beta2: float = 0.99
     weight_decay: float = 0.0
     betas: InitVar[Sequence[float] | None] = None
-    state_names: ClassVar[tuple[str, ...]] = ("first_moment",)
+    state_names = arrays("first_moment")
 
     def _kernel(self, step):
         return kernels.lion, self._constants("beta1", "beta2", "weight_decay")

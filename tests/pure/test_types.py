@@ -2,9 +2,12 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import user_script
 
 import shardkit as sk
@@ -113,6 +116,24 @@ def test_the_script_of_a_user_runs(capsys):
     user_script.main()
     losses = ast.literal_eval(capsys.readouterr().out.splitlines()[-1])
     assert len(losses) == 3 and losses[1] == losses[2]
+
+
+@pytest.mark.thorough
+def test_the_script_of_a_user_passes_pyright():
+    """mypy checks it too (jobs/test.sh). pyright is not installed with other packages: it brings
+    Node.js, and the rest of it from elsewhere when it first runs.
+    """
+    pytest.importorskip("pyright")
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--pythonpath",
+        sys.executable,
+        user_script.__file__,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_not_checked_only_shrinks():
