@@ -16,6 +16,7 @@ import shardkit as sk
 from shardkit.testing.checkpoint import (
     Checkpoint,
     compare,
+    describe,
     from_safetensors,
     read_header,
     to_safetensors,
@@ -176,6 +177,9 @@ def test_half_and_double_numbers_become_float32(dtype, theirs, tmp_path):
     numpy.testing.assert_array_equal(query, wanted["model.layers.0.self_attn.q_proj.weight"])
     assert query.dtype == "float32" and written.model.settings.dtype == "float32"
     assert any("rounded" in note for note in written.notes) == (dtype == "F64")
+    type_name = {"F64": "float64", "F16": "float16", "BF16": "bfloat16"}[dtype]
+    for shown in (folder, written.folder):
+        assert f"tensor 1, converted from {type_name}; opens" in describe(shown).text
 
 
 def test_double_numbers_stay_if_asked_for(theirs, tmp_path):

@@ -34,7 +34,7 @@ from ..format.reads import READERS, read_all
 from .families import read_configuration
 from .names import Link, found_names, links
 from .reads import reads_of_tensor
-from .safetensors import READABLE, StoredTensor, read_header
+from .safetensors import READABLE, TYPE_NAMES, StoredTensor, read_header
 
 TENSORS_NAME = "model.safetensors"
 INDEX_NAME = TENSORS_NAME + ".index.json"
@@ -125,12 +125,17 @@ class TransformersFolder:
             "last_loss": None,
             "seed": 0,
             "mesh": dict.fromkeys(AXES, 1),
-            "strategy": "converted",
+            "strategy": f"converted from {self._stored}",
             "active_features": None,
             "optimizer": None,
             "data_position": {},
             "model": {"class": "GPT", "configuration": asdict(model.settings)},
         }
+
+    @property
+    def _stored(self) -> str:
+        """The types of numbers in the files, which those of the parameters may not be."""
+        return " and ".join(sorted({TYPE_NAMES[tensor.dtype] for tensor in self._by_name.values()}))
 
     def companions(self) -> dict[str, bytes]:
         """Return {name: content} of its files without tensors, such as those of a tokenizer."""

@@ -38,6 +38,7 @@ READABLE = tuple(NUMPY_TYPES)
 INTEGER_TYPES = {"I64": "<i8", "I32": "<i4", "BOOL": "?"}  # of buffers, never of weights
 _STORED_TYPES = {**NUMPY_TYPES, **INTEGER_TYPES}
 _NAMES = dict(float64="F64", float32="F32", float16="F16", int64="I64", int32="I32", bool="BOOL")
+TYPE_NAMES = {"BF16": "bfloat16"} | {theirs: ours for ours, theirs in _NAMES.items()}
 _METADATA = "__metadata__"
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
