@@ -22,7 +22,7 @@ from ..arguments import is_integer, is_number, require
 from ..array import fresh, products
 from ..array.backend import xp_of
 from ..array.reference.chunks import spans
-from .rules import LearningRate, Rule, Scheduled, arrays
+from .rules import LearningRate, Rule, Scheduled
 
 _ADJUSTMENTS = ("original", "match_rms_adamw")
 _MOST_STEPS = 100
@@ -99,7 +99,7 @@ class Muon(Scheduled):
     eps: float = 1e-7
     ns_steps: int = 5
     adjust_lr_fn: str | None = None
-    state_names = arrays("matrix_momentum")
+    state_names = ("matrix_momentum",)
 
     def check(self) -> None:
         super().check()

@@ -49,11 +49,6 @@ def rule(name: str, *, settings: dict[str, str]):
     return enter
 
 
-def arrays(*names: str) -> tuple[str, ...]:
-    """Return the names, for a class whose instances may have others: no ClassVar, and no field."""
-    return names
-
-
 @runtime_checkable
 class Rule(Protocol):
     """What sharded models need of an optimizer.
@@ -118,7 +113,7 @@ class Scheduled:
     """
 
     refusal: ClassVar[ConfigurationError | None] = None  # see check_made
-    state_names = arrays()
+    state_names = tuple[str, ...]()  # no ClassVar, which a Rule may not have, and no field
     lr: LearningRate = 0.01
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -267,7 +262,7 @@ class Momentum(Scheduled):
     beta: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
-    state_names = arrays("velocity")
+    state_names = ("velocity",)
 
     def check(self) -> None:
         super().check()
@@ -306,7 +301,7 @@ class Adam(Scheduled):
     eps: float = 1e-8
     weight_decay: float = 0.0
     betas: InitVar[Sequence[float] | None] = None
-    state_names = arrays("first_moment", "second_moment")
+    state_names = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
     def _kernel(self, step):
@@ -345,7 +340,7 @@ class Lion(Scheduled):
     beta2: float = 0.99
     weight_decay: float = 0.0
     betas: InitVar[Sequence[float] | None] = None
-    state_names = arrays("first_moment")
+    state_names = ("first_moment",)
 
     def _kernel(self, step):
         return kernels.lion, self._constants("beta1", "beta2", "weight_decay")

@@ -201,9 +201,8 @@ class ShardedModel:
         -----
         With auto_synchronize_gradients=False ranks agree on the batch as ever, but gradients are
         only accumulated, on this rank; synchronize_gradients() and step() complete the step, and
-        between them train is a ShardingError. A step
-        whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no
-        label counts; the loss is NaN then.
+        between them train is a ShardingError. A step whose loss or gradients are NaN or infinite is
+        skipped on all ranks, as is one in which no label counts; the loss is NaN then.
 
         Errors, on all ranks, whichever rank has the bad part: those of a checkpoint that is being
         written, before anything else is done.
