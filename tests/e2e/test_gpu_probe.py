@@ -5,7 +5,6 @@ on the stand-in for CuPy.
 import subprocess
 import sys
 import time
-from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from shardkit.testing.comm import gpu_probe as probes
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
+LIMIT_SECONDS = 400.0  # of the probe: a busy machine takes its time
 SABOTAGE = """
 import os, signal, sys, time
 from shardkit.testing.comm import MPITransport
@@ -38,25 +38,40 @@ def pretended(monkeypatch):
     monkeypatch.setattr(probes, "gpu_seat", lambda local_rank: None)
 
 
-@cache
-def whole_probe():
-    """The verdict on what nothing is wrong with, and the seconds that it took."""
-    began = time.monotonic()
-    return probe(), time.monotonic() - began
+class OfTheProbe(subprocess.Popen):
+    """A process whose time is over when its ranks say that they hang, and no sooner: what does not
+    hang has all the time that a busy machine takes.
+    """
+
+    all = []
+    hangs = None  # the file by which a rank says so
+
+    def __init__(self, *arguments, **more):
+        self.hangs.unlink(missing_ok=True)  # of those before, which have ended
+        super().__init__(*arguments, **more)
+        self.all.append(self)
+
+    def communicate(self, input=None, timeout=None):
+        while timeout is not None and self.poll() is None:
+            if self.hangs.exists():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return super().communicate(input, timeout)
 
 
 def test_a_library_that_takes_the_memory_passes_every_verb_at_every_size(pretended):
-    verdict, _ = whole_probe()
-    assert (
-        verdict == Verdict.everything()
-    )  # the stand-in's GPU memory is ordinary memory, which any MPI takes
+    # The stand-in's GPU memory is ordinary memory, which any MPI takes.
+    assert probe(LIMIT_SECONDS) == Verdict.everything()
 
 
 @pytest.mark.parametrize(
     "deed, reason",
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "broadcast of 16777216 bytes "),
-        ("time.sleep(1000)", "broadcast of 16777216 bytes did not end within "),
+        (
+            "open({hangs!r}, 'w').close(); time.sleep(1000)",
+            f"broadcast of 16777216 bytes did not end within {LIMIT_SECONDS:g} s",
+        ),
         (
             "port._copies._runtime.memset(port.address, 1, 5); port.num_bytes = 0",
             "broadcast of 16777216 bytes ended with exit code",
@@ -64,21 +79,20 @@ def test_a_library_that_takes_the_memory_passes_every_verb_at_every_size(pretend
     ],
 )
 def test_a_crash_a_hang_or_wrong_bytes_end_one_verb_at_one_size_and_nothing_else(
-    pretended, monkeypatch, deed, reason
+    pretended, monkeypatch, tmp_path, deed, reason
 ):
-    limit = 3 * whole_probe()[1]  # what hangs has three times as long as all that does not
+    hangs = tmp_path / "hangs"
+    deed = deed.format(hangs=str(hangs))
     monkeypatch.setattr(probes, "_RUN_TRIALS", SABOTAGE.format(deed=deed) + probes._RUN_TRIALS)
-    started, popen = [], subprocess.Popen
-    monkeypatch.setattr(
-        subprocess,
-        "Popen",
-        lambda *arguments, **more: started.append(popen(*arguments, **more)) or started[-1],
-    )
-    verdict = probe(limit)
+    monkeypatch.setattr(OfTheProbe, "hangs", hangs)
+    monkeypatch.setattr(OfTheProbe, "all", [])
+    monkeypatch.setattr(subprocess, "Popen", OfTheProbe)
+    verdict = probe(LIMIT_SECONDS)
     assert dict(verdict.limits) == {**dict.fromkeys(VERBS, inf), "broadcast": 4 << 20}
     assert verdict.reason.startswith(
         reason
     ) and "yes, send, broadcast up to 4096 KiB, all_gather, all_to_all" in str(verdict)
+    started = OfTheProbe.all
     left = [pid for process in started for pid in _session_members(process.pid) if is_alive(pid)]
     assert len(started) == 2 and not left, "processes of the probe are still there"
 
@@ -102,7 +116,7 @@ def test_without_cupy_the_processes_of_the_probe_end_at_once_and_the_answer_is_n
     runs = []
     run = probes._run
     monkeypatch.setattr(probes, "_run", lambda *arguments: runs.append(run(*arguments)) or runs[-1])
-    verdict = probe()
+    verdict = probe(LIMIT_SECONDS)
     assert not verdict.takes_anything and len(runs) == 1
     assert str(verdict).startswith("no: send of 1024 bytes ended with exit code")
 
