@@ -56,7 +56,7 @@ class Chat(Language):
     def _take(self, found):
         super()._take(found)
         sample = self.settings.sample
-        if sample.tokens:  # what is wrong with it is known before the first step
+        if sample.tokens != 0:  # what is wrong with it is known before the first step
             template = ChatTemplate.of(found.tokenizer_files, self.settings.data.path[0])
             asked = [{"role": "user", "content": super()._prompt()}]
             self._question = template.written(asked, None, asks=True)[0]

@@ -19,6 +19,7 @@ from ..parallel.model.sharded_model import ShardedModel, parts_of
 from ..settings import setting
 from .streaming import TextStream, continuation, until
 
+_MOST_BY_DEFAULT = 200
 _GENERATION, _ENDS = "generation_config.json", "eos_token_id"
 
 
@@ -27,8 +28,22 @@ class Sample:
     """The text that is written at the end of a run."""
 
     prompt: str = setting("def ", "text to continue; \\n is a line end")
-    tokens: int = setting(200, "tokens to generate at the end of training", "tokens", minimum=0)
+    tokens: int | None = setting(
+        None,
+        "tokens to generate at the end of training; none: up to 200, as many as the model sees",
+        "tokens",
+        minimum=0,
+    )
     temperature: float = setting(0.8, "0 takes the most probable token", minimum=0.0)
+
+    def num_tokens(self, prompt: Sequence[int], window: int) -> int:
+        """Return how many tokens follow a prompt.
+
+        Beyond the window of the model each new token costs a pass over the whole of it.
+        """
+        if self.tokens is not None:
+            return self.tokens
+        return min(_MOST_BY_DEFAULT, max(window - len(prompt), window // 2))
 
 
 def write_texts(

@@ -201,7 +201,9 @@ class Language(Task):
             return "no sample of text: there is no tokenizer beside the tokens or the model"
         prompt = self._prompt()
         how = {"temperature": sample.temperature, "seed": self.settings.run.seed}
-        (text,) = write_texts(model, tokenizer, [prompt], sample.tokens, **how)
+        window = model.wrapped_model.settings.sequence_length
+        num_tokens = sample.num_tokens(tokenizer.encode(prompt), window)
+        (text,) = write_texts(model, tokenizer, [prompt], num_tokens, **how)
         return f"sample of generated text:\n{text}"
 
     def _prompt(self) -> str:

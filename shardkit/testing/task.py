@@ -5,7 +5,7 @@ from . import open_door
 ROOM = "shardkit.task"
 NAMES = {
     "described": "Described",
-    "generation": "write_texts",
+    "generation": "Sample write_texts",
     "given": "ArraySamples as_samples parts_of task_of",
     "language": "Language",
     "load": "BUILT_IN absolute_task load_task",

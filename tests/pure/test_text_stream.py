@@ -3,7 +3,7 @@
 import pytest
 
 from shardkit.testing.data import ByteTokenizer
-from shardkit.testing.task import TextStream, continuation, until
+from shardkit.testing.task import Sample, TextStream, continuation, until
 
 
 def shown(text, stop=()):
@@ -42,3 +42,20 @@ def test_the_pieces_are_the_text_and_no_part_of_a_stop_text(text, stop, last):
     pieces, whole = shown(text, stop)
     assert "".join(pieces) == whole == last
     assert all(pieces)
+
+
+@pytest.mark.parametrize(
+    "tokens, prompt, window, wanted",
+    [
+        (None, 4, 128, 124),
+        (None, 4, 1024, 200),
+        (None, 8, 8, 4),
+        (None, 300, 256, 128),
+        (0, 4, 128, 0),
+        (500, 4, 128, 500),
+    ],
+)
+def test_a_sample_is_as_long_as_the_model_sees_unless_something_is_asked(
+    tokens, prompt, window, wanted
+):
+    assert Sample(tokens=tokens).num_tokens(range(prompt), window) == wanted
