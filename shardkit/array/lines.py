@@ -91,7 +91,9 @@ def interpolation(size, count, mode, aligned, scale) -> Windows:
         read = numpy.floor((places.astype("float32") + half) * numpy.float32(step)).astype(int)
         index = numpy.minimum(read, size - 1)[None]
         return Windows(size, index, numpy.ones(index.shape))
-    if aligned:
+    if size == count:  # a copy, whatever the scale: as PyTorch does
+        position = places
+    elif aligned:
         position = places * ((size - 1) / (count - 1) if count > 1 else 0.0)
     else:
         position = numpy.maximum((places + 0.5) * step - 0.5, 0)

@@ -83,7 +83,7 @@ class Buffer(Tensor):
     Raises
     ------
     ConfigurationError
-        On another dtype.
+        On another dtype, or values that integers or booleans of it cannot hold.
 
     Notes
     -----
@@ -113,6 +113,7 @@ class Buffer(Tensor):
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
             )
+        _check_fits(init, self._dtype)
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
@@ -316,3 +317,20 @@ def _usual_dtype(init):
     """Return bool or int64 for booleans or integers that are given, else float32."""
     kind = init.values.dtype.kind if isinstance(init, Copied) else "f"
     return {"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")
+
+
+def _check_fits(init, dtype):
+    """Errors: ConfigurationError if given values are none of an integer or boolean dtype."""
+    values = getattr(init, "values", getattr(init, "value", None))  # of Copied and Fill
+    if values is None or dtype.kind == "f":
+        return
+    values = numpy.asarray(to_host(values))
+    with numpy.errstate(invalid="ignore"):
+        kept = values.astype(dtype)
+    # Compared as integers: float64 holds not all of them. What wraps has another sign.
+    wrong = (kept != values) | ((kept < 0) != (values < 0))
+    if wrong.any():
+        raise ConfigurationError(
+            f"{values[wrong][0]} in a buffer of {dtype}, which cannot hold it; wanted other values "
+            f"or another dtype, one of {', '.join(BUFFER_DTYPES)}"
+        )

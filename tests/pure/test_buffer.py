@@ -181,3 +181,31 @@ def test_a_plain_list_of_buffers_is_refused():
     model.means = [Buffer(3, Fill(0.0))]
     with pytest.raises(ConfigurationError, match="plain list of modules, parameters or buffers"):
         model.finish(0)
+
+
+@pytest.mark.parametrize(
+    "value, dtype, fits",
+    [
+        (numpy.uint64(2**63 + 5), None, False),
+        (numpy.uint64(2**63 - 1), None, True),
+        (2**40, "int32", False),
+        (-(2**31), "int32", True),
+        (1.5, "int64", False),
+        (2.0**63, "int64", False),
+        (numpy.nan, "int64", False),
+        (2, "bool", False),
+        (1.0, "bool", True),
+        (True, "int32", True),
+        (2**53 + 1, "float64", True),
+    ],
+)
+def test_integers_and_booleans_hold_what_they_are_given_or_refuse_it(value, dtype, fits):
+    makers = [lambda: Buffer(numpy.array([0, value], numpy.asarray(value).dtype), dtype=dtype)]
+    if dtype is not None:
+        makers.append(lambda: Buffer(2, Fill(value), dtype))
+    for make in makers:
+        if fits:
+            assert make().dtype == (dtype or "int64")
+        else:
+            with pytest.raises(ConfigurationError, match="cannot hold it; wanted other values"):
+                make()

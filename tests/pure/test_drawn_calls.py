@@ -543,7 +543,8 @@ def _resized(d):
     if d.rng.random() < 0.5:
         more["size"] = tuple(d.number(1, 9) for _ in range(dims))
     else:
-        more["scale_factor"] = d.one_of(2.0, 0.5, 1.5, 3.0, 0.7)
+        close = () if mode == "nearest" else (1.1, 1.3)  # of the same size as the old grid, often
+        more["scale_factor"] = d.one_of(2.0, 0.5, 1.5, 3.0, 0.7, *close)
     shape = (d.number(1, 2), d.number(1, 3), *_grid(d, dims, 2))
     return Call(
         lambda x: ops.interpolate(x, **more), lambda x: F.interpolate(x, **more), [d.array(shape)]

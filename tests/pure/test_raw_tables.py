@@ -59,6 +59,9 @@ TEXTS = {
         '"-1,234,567.25"\t3\t\tb, c\t\t2024-01-01 00:00:00\r\n\r\n'
     ),
 }
+TEXTS["Excel"] = "sep=;\n" + TEXTS["German"]
+TEXTS["Excel with a mark"] = "\ufeffsep=\t\r\n" + TEXTS["Windows"].lstrip("\ufeff")
+TEXTS["Excel, a circumflex"] = "sep=^\n" + TEXTS["German"].replace(";", "^")
 PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
 
 
@@ -84,6 +87,12 @@ def test_a_csv_of_any_dialect_holds_the_same_columns(dialect, suffix, tmp_path):
     path = tmp_path / f"t.csv{suffix}"
     path.write_bytes(PACKED[suffix](TEXTS[dialect].encode()))
     assert columns_in(open_table(path)) == EXPECTED
+
+
+def test_rows_without_names_follow_a_line_that_tells_the_delimiter(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("sep=|\n1|2\n3|4\n")
+    assert columns_in(open_table(path)) == {"0": [1.0, 3.0], "1": [2.0, 4.0]}
 
 
 def arrow_table():

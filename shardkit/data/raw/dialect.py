@@ -15,6 +15,7 @@ from .csv_head import has_names, is_number
 _DELIMITERS = ",;\t|"
 NO_UTF8 = "is no text in UTF-8; write it so (iconv -f latin1 -t utf8)"
 _MARK = b"\xef\xbb\xbf"
+_TOLD = re.compile(r"sep=([^\w\s\"]|\t)\r?\n", re.ASCII)  # a line for Excel, before the names
 _WIDE_MARKS = b"\xff\xfe", b"\xfe\xff"  # of UTF-16
 _MARKS = {".": ",_' \u00a0\u202f", ",": "._' \u00a0\u202f"}  # of thousands, by decimal sign
 _GROUPS = {
@@ -46,12 +47,16 @@ class Dialect:
             raise ConfigurationError(f"{path} is no text in UTF-8; write it so")
         mark = len(_MARK) if head.startswith(_MARK) else 0
         text = self._decoded(head[mark:])
+        told = _TOLD.match(text)
+        if told is not None:
+            mark += told.end()
+            text = text[told.end() :]
         if "\r" in text and "\n" not in text:
             raise ConfigurationError(f"{path}: its lines end in \\r alone; wanted \\n or \\r\\n")
         first = text[: len(text) if not text else _end_of_first(text)]
         if not first.strip():
             raise ConfigurationError(f"{path} has no first line; wanted the names of its columns")
-        self.delimiter = self._delimiter(first, text)
+        self.delimiter = told[1] if told else self._delimiter(first, text)
         rows = self._cells(text)
         cells = [cell.strip() for cell in rows[0]]
         first_row, *others = map(self._as_numbers, [cells, *rows[1:]])
