@@ -1,7 +1,7 @@
 """Save beside the training: copy what is owned, and write it in a thread of each rank.
 
     start      copy owned arrays to host memory, from a GPU beside the computation     collective
-    thread     lay out, write
+    thread     write; in turns, where several write one file (rank_file.py)
     poll       at the next step: have all ranks written?                               collective
     thread     rank 0: index, publish
     poll       at a later step: is it published?                                       collective
@@ -12,6 +12,7 @@ are anyway: at a step.
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -116,13 +117,29 @@ class PendingCheckpoint:
         self._device = device
         self._cancelled = threading.Event()
         self.began = time.perf_counter()
-        self._stages = [self._write, self._publish]  # all ranks meet after each
-        self._task = _Task(self._stages.pop(0), self._device)
+        self._stages = self._plan()
+        self._task = _Task(self._stages[0][0], self._device)
+
+    def _plan(self) -> list[tuple[Callable, Callable | None]]:
+        """Return what the thread does, and how all ranks meet after each."""
+        saving, file = self._saving, self._saving.file
+        last = self._publish, None
+        if not file.is_shared:
+            return [(self._write_alone, saving.gather), last]
+        together = [(file.lay_out, file.share), (self._write, file.collect)]
+        return [*together, (file.add_table, saving.gather), last]
+
+    def _write_alone(self):
+        file = self._saving.file
+        file.lay_out()
+        file.share()
+        self._write()
+        file.collect()
+        file.add_table()
 
     def _write(self):
         self._copied.wait()
-        self._saving.lay_out()
-        self._saving.write(self._copies, self._cancelled)
+        self._saving.file.write(self._copies, self._cancelled)
 
     def _publish(self):
         self._saving.write_index()
@@ -174,9 +191,10 @@ class PendingCheckpoint:
             with collectively(saving.backend):
                 self._task.finish()
             assert self._task.error is None, "given up, but no rank has an error"
-            if self._stages:
-                saving.gather()
-                self._task = _Task(self._stages.pop(0), self._device)
+            _, meet = self._stages.pop(0)
+            if meet is not None:
+                meet()
+                self._task = _Task(self._stages[0][0], self._device)
                 self.is_over = False
                 return
         self.is_committed = True

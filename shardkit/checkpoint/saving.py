@@ -1,12 +1,11 @@
 """Save: from what the ranks own to a folder that is whole, checked and on disk.
 
     Saving(...)       rank 0 makes step-00000100.tmp/                          collective
-    lay_out, write    each rank its file, on disk, read back and compared
+    file              each rank its file (rank_file.py), on disk, read back and compared
     gather            rank 0 learns what all have written                      collective
     publish           rank 0: coverage, manifest; rename; pointer; old ones go
 
-save() does all of it; background.py does lay_out, write and publish in a thread while training goes
-on.
+save() does all of it; background.py writes and publishes in a thread while training goes on.
 
 The index needs only what all have laid out. So in save() the last rank writes it, before its values
 and while the disk is busy with those of others; in the background rank 0 does before it publishes.
@@ -15,17 +14,12 @@ and while the disk is busy with those of others; in the background rank 0 does b
 import errno
 import json
 import re
-import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
-import numpy
-
 from ..array.backend import to_host
-from ..comm.alone_at_work import native_work
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import agree, collectively
 from ..errors import CheckpointError
@@ -35,8 +29,8 @@ from ..layout.piece import Piece
 from .format.companions import NAMES as COMPANION_NAMES
 from .format.companions import write_companions
 from .format.description import check_description, storable
-from .format.files import checksum, file_bytes, sync, write_arrays
-from .format.hdf5 import INDEX_NAME, lay_out, load_library, rank_file_name, write_index
+from .format.files import sync
+from .format.hdf5 import INDEX_NAME, load_library, write_index
 from .format.manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -48,10 +42,9 @@ from .format.manifest import (
     write_manifest,
 )
 from .format.parts import Summary, are_whole, tables_of
-from .format.reads import Reader
-from .format.stored import StoredBox, TablePlace, ranges_outside
-from .format.tables import encoded, table_bytes
+from .format.stored import StoredBox
 from .load import Checkpoint
+from .rank_file import RankFile, file_record
 
 NAMES = {  # of all files in the folder of a checkpoint, which are removed with it
     re.escape(MANIFEST_NAME): FILE,
@@ -60,8 +53,6 @@ NAMES = {  # of all files in the folder of a checkpoint, which are removed with 
     "|".join(map(re.escape, COMPANION_NAMES)): FILE,
     TEMPORARY: FILE,
 }
-
-SLOWEST_DISK = 10e6  # bytes per second, at which a rank that writes still counts as one at work
 
 
 @dataclass(frozen=True)
@@ -113,18 +104,16 @@ class Saving:
             self._description = storable(description)
             check_description(self._description)
             retention.check()
-            self._forms = [self._form(*part) for part in owned]
-        self._is_tabled = agree(backend, self._is_long())
+            forms = [self._form(*part) for part in owned]
+        self._is_tabled = agree(backend, self._is_long(forms))
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")
         self._owned: Ownership | None = None
         with collectively(backend):
             if backend.rank == 0:
                 self._owned = store.begin(self._temporary)
-        self._path = self._temporary / rank_file_name(backend.rank)
-        self._boxes: list[StoredBox] = []  # of this rank
-        self._table_at = 0  # in the file of this rank, 0: it has none
-        self._records: dict[str, dict] = {}  # what the manifest says about files
+        self.file = RankFile(self._temporary, store, backend, forms, self._is_tabled)
+        self._records: dict[str, dict] = {}  # what the manifest says about files of this rank
         self._gathered: Any = None  # on one rank: boxes, records and scalars of all ranks
 
     def save(self, owned) -> str:
@@ -134,12 +123,17 @@ class Saving:
         """
         with self.removed_on_error():
             with collectively(self.backend):
-                self.lay_out()
+                self.file.lay_out()
+            self.file.share()
             if not self._is_tabled:
                 self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
                 self.write_index()
-                self.write(owned)
+                self.file.write(owned)
+            self.file.collect()
+            if self._is_tabled:
+                with collectively(self.backend):
+                    self.file.add_table()
             self.gather()
             with collectively(self.backend):
                 self.publish()
@@ -169,50 +163,23 @@ class Saving:
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
-    def lay_out(self) -> None:
-        """Make this rank's file, with room for the values. No communication."""
-        self._boxes, self._table_at = lay_out(
-            self._path, self._forms, table_bytes if self._is_tabled else None
-        )
-        inside: list = [*self._boxes]
-        if self._is_tabled:
-            inside.append(TablePlace(self._table_at, table_bytes(self._boxes)))
-        self._records = {self._path.name: _record(self._path, inside)}
-
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """Return (tensor path, Piece, dtype), and note the value of a scalar."""
         if piece.global_shape == ():
             self._scalars[tensor] = to_host(array)[0].item()
         return tensor, piece, str(array.dtype)
 
-    def _is_long(self) -> bool:
+    def _is_long(self, forms) -> bool:
         """Return True if a manifest has no room for a list, had all ranks as many boxes."""
         num_ranks = self.backend.world_size
-        own_bytes = sum(listed_bytes(*form) for form in self._forms)
+        own_bytes = sum(listed_bytes(*form) for form in forms)
         return num_ranks > MOST_LISTED_RANKS or 2 * num_ranks * own_bytes > MOST_BYTES
-
-    def write(self, owned, cancelled: threading.Event | None = None) -> None:
-        """Write the values to disk, durably, where lay_out() made room. No communication."""
-        parts = ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned))
-        seconds = self.backend.timeout + sum(b.box_bytes for b in self._boxes) / SLOWEST_DISK
-        with native_work(self.backend, seconds):
-            checksums = write_arrays(self._path, parts, cancelled, self._store.copies)
-        self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, checksums)]
-        if self._is_tabled:
-            self._write_table()
-
-    def _write_table(self) -> None:
-        """Write which boxes this rank's file holds into it, durably, and note where."""
-        content = encoded(self._boxes)
-        write_arrays(self._path, [(self._table_at, numpy.frombuffer(content, numpy.uint8))])
-        segments = sum(len(box.checksums) for box in self._boxes)
-        place = [self._table_at, len(content), segments, checksum(content)]
-        self._records[self._path.name]["table"] = place
 
     def gather(self, root: int = 0) -> None:
         """Send what was laid out or written to one rank. Collective."""
-        boxes = Summary.of(self._boxes) if self._is_tabled else self._boxes
-        own = boxes, self._records, self._scalars
+        boxes = self.file.boxes
+        summary = Summary.of(boxes) if boxes is not None and self._is_tabled else boxes
+        own = summary, self.file.records | self._records, self._scalars
         self._gathered = self.backend.gather_object(own, root)
 
     def write_index(self) -> None:
@@ -231,7 +198,7 @@ class Saving:
             {"step": self._description["step"], "mesh": json.dumps(self._description["mesh"])},
         )
         sync(index)
-        self._records[INDEX_NAME] = _record(index, [])
+        self._records[INDEX_NAME] = file_record(index, [])
 
     def publish(self) -> None:
         """Check that all is there, and make it what the next load finds; on rank 0.
@@ -263,18 +230,20 @@ class Saving:
     def _tables(self) -> tuple:
         """Return what the manifest says about tensors. Errors: CheckpointError."""
         if self._is_tabled:
-            return tables_of([summary for summary, *_ in self._gathered])
+            return tables_of(self._of_files())
         return (tensor_table(self._all_boxes()),)
 
     def _all_boxes(self) -> list[StoredBox]:
-        return [box for boxes, *_ in self._gathered for box in boxes]
+        return [box for boxes in self._of_files() for box in boxes]
+
+    def _of_files(self) -> list:
+        """Return the boxes of each file, or their summary."""
+        return [boxes for boxes, *_ in self._gathered if boxes is not None]
 
     def _checked(self) -> Checkpoint:
         """Open what was written. Errors: CheckpointError if its boxes leave out something."""
         found = self._read_back()
-        if self._is_tabled and not are_whole(
-            found.manifest["tensors"], [summary for summary, *_ in self._gathered]
-        ):
+        if self._is_tabled and not are_whole(found.manifest["tensors"], self._of_files()):
             found.check_boxes()
             raise CheckpointError(
                 f"{self._temporary}: the boxes that the ranks wrote do not make every tensor whole"
@@ -290,11 +259,3 @@ class Saving:
                 f"what was written cannot be read back: {error}; is {self._store.folder} on a file "
                 "system that all ranks share?"
             ) from None
-
-
-def _record(path: Path, boxes: list) -> dict:
-    """Return a file's entry in the manifest: size, and checksum of what is in none of its boxes."""
-    num_bytes = file_bytes(path)
-    outside = ranges_outside(boxes, num_bytes)
-    with Reader(path.parent) as reader:
-        return {"bytes": num_bytes, "crc32": reader.crc32(path.name, outside)}

@@ -41,14 +41,21 @@ class CheckpointStore:
 
     copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
     companions   {name: content} of files that every new checkpoint also gets (companions.py)
+    team         the ranks that write one file together; None: each writes its own
     """
 
     def __init__(
-        self, folder, *, copies: Copies | None = None, companions: dict[str, bytes] | None = None
+        self,
+        folder,
+        *,
+        copies: Copies | None = None,
+        companions: dict[str, bytes] | None = None,
+        team: CommunicationBackend | None = None,
     ):
         self.folder = Path(folder)
         self.copies = copies or Copies()
         self.companions = companions or {}
+        self.team = team
 
     def folder_of(self, step: int) -> Path:
         """Return where the checkpoint of this step is."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy
+
 from ..environment import checked_mode
 from ..errors import MeshError
 from ..layout.axes import AXES, COPIES, ORDER, TOGETHER
@@ -67,6 +69,7 @@ class Mesh:
         }
         self._groups |= {axes: self._joined(axes) for axes in _JOINED}
         self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
+        self._teams: dict[int, CommunicationBackend] = {}
         self._transport: tuple[str, bool] | None = "staged", True
         self._num_users = 1
 
@@ -235,6 +238,23 @@ class Mesh:
         open_transport(name, self.world, groups, deterministic=deterministic)
         self._transport = name, deterministic
 
+    def team(self, per_host: int) -> CommunicationBackend:
+        """Return the group of this rank, where the ranks of a host make some. Collective at first.
+
+        Parameters
+        ----------
+        per_host
+            So many groups, or as many as ranks; neighbors are in one. close() frees them.
+        """
+        if per_host not in self._teams:
+            host = self._hosts[self.rank]
+            ranks = [rank for rank, other in enumerate(self._hosts) if other == host]
+            teams = numpy.array_split(ranks, min(per_host, len(ranks)))
+            own = next(team.tolist() for team in teams if self.rank in team)
+            place = own.index(self.rank)
+            self._teams[per_host] = self._part(self.world, own[0], place)
+        return self._teams[per_host]
+
     def share(self) -> None:
         """Count one user more, who closes the mesh too. No communication; on all ranks."""
         self._num_users += 1
@@ -254,7 +274,10 @@ class Mesh:
             for axis in AXES:
                 for group in reversed(self.carriers(axis)):
                     group.close()
+            for team in self._teams.values():
+                team.close()
             self._cuts.clear()
+            self._teams.clear()
 
     def _split(self, axis):
         ranks = self.ranks(axis)

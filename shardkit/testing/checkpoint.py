@@ -36,6 +36,7 @@ MODULES = {
     "diff": "tools.diff",
     "files": "format.files",
     "manifest": "format.manifest",
+    "rank_file": "rank_file",
     "saving": "saving",
     "store": "store",
     "tabled": "format.tabled",

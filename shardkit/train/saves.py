@@ -48,6 +48,7 @@ class CheckpointNews:
             "keep_every": run.keep_every,
             "data_position": self.data_position(step),
             "validation": self._best.description(step),
+            "files_per_node": run.files_per_node,
         }
 
     def data_position(self, step: int) -> dict[str, Any]:

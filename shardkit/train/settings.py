@@ -98,6 +98,12 @@ class Run:
     asynchronous_checkpoints: bool = setting(
         True, "train while a checkpoint is written; takes memory for a copy of the state"
     )
+    files_per_node: int | None = setting(
+        None,
+        "files of a checkpoint that the ranks of a node write together; none: one for each rank",
+        "files",
+        minimum=1,
+    )
     fallback_folder: str | None = setting(
         None,
         "folder for checkpoints that cannot be written into run.folder, on a full disk say; "

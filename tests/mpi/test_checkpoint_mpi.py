@@ -1,4 +1,4 @@
-"""Checkpoints of ranks that are processes: each writes a file of its own."""
+"""Checkpoints of ranks that are processes: each writes a file of its own, or all write one."""
 
 import shutil
 import tempfile
@@ -29,15 +29,17 @@ def go_on(model, steps):
     return sha256(model.gather_full_parameters())
 
 
-@pytest.mark.parametrize("listed", [64, 0])
+@pytest.mark.parametrize("listed, files", [(64, None), (0, 1)])
 @pytest.mark.parametrize("way", ["save_model", "save_model_async"])
-def test_what_was_saved_is_gone_on_with_bit_for_bit(way, listed, backend, folder, monkeypatch):
+def test_what_was_saved_is_gone_on_with_bit_for_bit(
+    way, listed, files, backend, folder, monkeypatch
+):
     monkeypatch.setattr(saving, "MOST_LISTED_RANKS", listed)
     model, _ = train("FSDP", backend, 2)
     if way == "save_model_async":
-        pending = model.save_model_async(folder)
+        pending = model.save_model_async(folder, files_per_node=files)
     else:
-        model.save_model(folder)
+        model.save_model(folder, files_per_node=files)
     bits = go_on(model, 2)
     if way == "save_model_async":
         pending.wait()

@@ -200,7 +200,7 @@ def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one
     def no_room(path, boxes, room):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("shardkit.testing.checkpoint.saving.lay_out", no_room)
+    monkeypatch.setattr("shardkit.testing.checkpoint.rank_file.lay_out", no_room)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2)

@@ -7,7 +7,7 @@ import pytest
 from builders import sha256, token_batch, train
 
 import shardkit as sk
-from shardkit.testing.checkpoint import CheckpointStore, saving
+from shardkit.testing.checkpoint import CheckpointStore, rank_file, saving
 from shardkit.testing.parallel import device_of, training_state_of
 
 
@@ -26,13 +26,13 @@ def until_committed(model, pending):
 @pytest.fixture
 def gate(monkeypatch):
     """Threads that write wait until this event is set."""
-    event, write = threading.Event(), saving.Saving.write
+    event, write = threading.Event(), rank_file.RankFile.write
 
     def wait_and_write(self, *arguments, **more):
         assert event.wait(500)
         write(self, *arguments, **more)
 
-    monkeypatch.setattr(saving.Saving, "write", wait_and_write)
+    monkeypatch.setattr(rank_file.RankFile, "write", wait_and_write)
     return event
 
 
@@ -87,7 +87,8 @@ def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_not
         go_on(model)
         backend.barrier()
         if backend.rank == 0:
-            monkeypatch.setattr(saving, where, no_room)
+            place = rank_file if hasattr(rank_file, where) else saving
+            monkeypatch.setattr(place, where, no_room)
         backend.barrier()
         pending = model.save_model_async(tmp_path)
         with pytest.raises(OSError, match="No space left"):
@@ -116,7 +117,7 @@ def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_not
 
 
 def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypatch):
-    started, write = threading.Event(), saving.write_arrays
+    started, write = threading.Event(), rank_file.write_arrays
 
     def rank_1_fails(path, parts, cancelled, copies):
         if path.name == "rank-00001.h5":
@@ -125,7 +126,7 @@ def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypa
         assert cancelled.wait(500), "rank 0 was not told"
         return write(path, parts, cancelled, copies)
 
-    monkeypatch.setattr(saving, "write_arrays", rank_1_fails)
+    monkeypatch.setattr(rank_file, "write_arrays", rank_1_fails)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1)

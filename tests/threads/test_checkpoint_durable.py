@@ -17,7 +17,14 @@ from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, sa
 from clean_fork import exit_code
 
 import shardkit as sk
-from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore, files, saving
+from shardkit.testing.checkpoint import (
+    Candidates,
+    Checkpoint,
+    CheckpointStore,
+    files,
+    rank_file,
+    saving,
+)
 from shardkit.testing.layout import Box
 from shardkit.testing.parallel import parts_of
 
@@ -35,7 +42,7 @@ class Disk:
         (os, "unlink"),
         (os, "rmdir"),
         (Path, "mkdir"),
-        (saving, "lay_out"),
+        (rank_file, "lay_out"),
         (saving, "write_index"),
     ]
 
@@ -217,13 +224,13 @@ def test_numbers_of_checkpoints_to_keep_are_at_least_one(keep, tmp_path):
 
 def test_a_folder_that_vanishes_during_the_save_is_an_error_on_all_ranks(tmp_path, monkeypatch):
     store = tmp_path / "store"
-    write = saving.Saving.write
+    write = rank_file.RankFile.write
 
     def vanish(self, *arguments, **more):
         shutil.rmtree(store, ignore_errors=True)
         write(self, *arguments, **more)
 
-    monkeypatch.setattr(saving.Saving, "write", vanish)
+    monkeypatch.setattr(rank_file.RankFile, "write", vanish)
     with pytest.raises(
         (FileNotFoundError, sk.CheckpointError), match="[Nn]o such file"
     ):  # a rank may be reading its own back
@@ -234,14 +241,14 @@ def test_a_folder_that_vanishes_during_the_save_is_an_error_on_all_ranks(tmp_pat
 
 
 def test_a_folder_that_not_all_ranks_share_is_named(tmp_path, monkeypatch):
-    write = saving.Saving.write
+    write = rank_file.RankFile.write
 
     def elsewhere(self, *arguments, **more):
         write(self, *arguments, **more)
-        if self.backend.rank == 1:
+        if self._backend.rank == 1:
             self._path.rename(tmp_path / "on another node")
 
-    monkeypatch.setattr(saving.Saving, "write", elsewhere)
+    monkeypatch.setattr(rank_file.RankFile, "write", elsewhere)
     with pytest.raises(sk.CheckpointError, match="rank-00001.h5.*all ranks share"):
         save(tmp_path, 1, 1)
     assert names(tmp_path) == ["on another node"]

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy
 import pytest
@@ -89,7 +90,7 @@ def test_it_holds_what_a_listed_one_holds(tmp_path, monkeypatch):
 
 
 def read_manifest_of(path):
-    return json.loads((saving.Path(path) / "manifest.json").read_text())
+    return json.loads((Path(path) / "manifest.json").read_text())
 
 
 def test_a_part_is_read_from_the_files_that_hold_it(folder):

@@ -14,7 +14,7 @@ from builders import TINY_RUN
 import shardkit as sk
 from shardkit import CheckpointError, ConfigurationError
 from shardkit.testing.base import PeerError
-from shardkit.testing.checkpoint import compare, find_checkpoint
+from shardkit.testing.checkpoint import compare, find_checkpoint, rank_file
 from shardkit.testing.checkpoint import saving as saving_module
 from shardkit.testing.checkpoint import store as store_module
 from shardkit.testing.comm import StopSignals
@@ -35,8 +35,8 @@ STEPS = 8
 NUMBERS = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES]
 DOORS = {  # where a save meets the disk, and on which ranks
     "make the folder": (store_module, "make_folder"),
-    "lay out": (saving_module, "lay_out"),
-    "write values": (saving_module, "write_arrays"),
+    "lay out": (rank_file, "lay_out"),
+    "write values": (rank_file, "write_arrays"),
     "write the manifest": (saving_module, "write_manifest"),
 }
 
@@ -204,7 +204,7 @@ def test_a_run_whose_last_checkpoint_is_lost_fails_and_says_what_is_lost(
 @pytest.mark.thorough
 def test_the_last_one_waits_for_a_disk_that_gets_room(tmp_path, corpus, undisturbed, monkeypatch):
     tries = []
-    real = saving_module.write_arrays
+    real = rank_file.write_arrays
 
     def write(path, *arguments):
         if "step-00000008" in str(path) and Path(path).name == "rank-00001.h5":
@@ -213,7 +213,7 @@ def test_the_last_one_waits_for_a_disk_that_gets_room(tmp_path, corpus, undistur
                 raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return real(path, *arguments)
 
-    monkeypatch.setattr(saving_module, "write_arrays", write)
+    monkeypatch.setattr(rank_file, "write_arrays", write)
     trained(settings_of(tmp_path, corpus))
     assert len(tries) == 4 and is_as(undisturbed, tmp_path / "run")
 

@@ -10,6 +10,7 @@ import warnings
 from math import isfinite
 from pathlib import Path
 
+from ...arguments import is_integer, require
 from ...checkpoint.attributes import Attributes
 from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.choice import Which, checked_choice
@@ -75,32 +76,33 @@ class Checkpoints:
             if self.world.rank == 0:
                 file.write(image)
 
-    def save(
-        self, path, kept: Retention, data_position: dict | None, validation: dict | None
-    ) -> str:
-        """Write a checkpoint into folder `path` and return its own folder."""
+    def save(self, path, kept: Retention, files_per_node: int | None, *said) -> str:
+        """Write a checkpoint into folder `path` and return its own folder.
+
+        said   arguments of describe()
+        """
         with self._engine.listening.span(CHECKPOINT):
-            path = self._agreed(path, keep=kept.keep, keep_every=kept.every)
+            path = self._agreed(path, kept, files_per_node)
             self.saver.wait()
-            return self._store(path).save(
+            return self._store(path, files_per_node).save(
                 self._engine.state.counted_boxes(),
                 self.world,
-                self.describe(data_position, validation),
+                self.describe(*said),
                 keep=kept.keep,
                 keep_every=kept.every,
             )
 
     def save_async(
-        self, path, kept: Retention, data_position: dict | None, validation: dict | None
+        self, path, kept: Retention, files_per_node: int | None, *said
     ) -> PendingCheckpoint:
         """Copy the state, and write a checkpoint of it in the background."""
         listening = self._engine.listening
         with listening.span(CHECKPOINT):
-            path = self._agreed(path, keep=kept.keep, keep_every=kept.every)
+            path = self._agreed(path, kept, files_per_node)
             pending = self.saver.start(
-                self._store(path),
+                self._store(path, files_per_node),
                 self._engine.state.counted_boxes(),
-                self.describe(data_position, validation),
+                self.describe(*said),
                 kept,
             )
         listening.goes_on(pending)
@@ -110,9 +112,10 @@ class Checkpoints:
         """Keep these files too in every checkpoint from now on. No communication."""
         self.companions = {**self.companions, **companions}
 
-    def _store(self, path) -> CheckpointStore:
+    def _store(self, path, files_per_node: int | None) -> CheckpointStore:
         copies = self._engine.device.copies
-        return CheckpointStore(path, copies=copies, companions=self.companions)
+        team = None if files_per_node is None else self._engine.mesh.team(files_per_node)
+        return CheckpointStore(path, copies=copies, companions=self.companions, team=team)
 
     def check(self) -> None:
         """Raise CheckpointError, on all ranks, unless what a checkpoint says of the model can be
@@ -174,10 +177,13 @@ class Checkpoints:
                 stacklevel=6,
             )
 
-    def _agreed(self, path, **others) -> Path:
+    def _agreed(self, path, kept: Retention, files_per_node: int | None) -> Path:
         """Return the path, if all ranks pass the same, and the same others. Collective."""
         with alike(self.world) as facts:
             path = _folder(path)
+            is_count = files_per_node is None or is_integer(files_per_node, at_least=1)
+            require(is_count, "files_per_node", files_per_node, "an integer of at least 1, or None")
+            others = {"keep": kept.keep, "keep_every": kept.every, "files_per_node": files_per_node}
             facts |= facts_of({"path": str(path.resolve()), **others})
         return path
 

@@ -601,6 +601,7 @@ class ShardedModel:
         keep_every: int | None = None,
         data_position: dict | None = None,
         validation: dict | None = None,
+        files_per_node: int | None = None,
     ) -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
@@ -617,6 +618,8 @@ class ShardedModel:
         validation
             {"loss": measured at this step, "best_step": which is not deleted, "patience"}, each a
             number or None, by which load_model(checkpoint="best") finds the best one.
+        files_per_node
+            So many files hold what the ranks of a node write; None: one for each rank.
 
         Raises
         ------
@@ -626,7 +629,8 @@ class ShardedModel:
             On all ranks, earlier checkpoints stay as they were.
         """
         kept = Retention(keep, keep_every)
-        return self._parts.checkpoints.save(path, kept, data_position, validation)
+        said = data_position, validation
+        return self._parts.checkpoints.save(path, kept, files_per_node, *said)
 
     def save_model_async(
         self,
@@ -636,6 +640,7 @@ class ShardedModel:
         keep_every: int | None = None,
         data_position: dict | None = None,
         validation: dict | None = None,
+        files_per_node: int | None = None,
     ) -> PendingCheckpoint:
         """Begin to write a checkpoint of this step; return when its values are copied. Collective.
 
@@ -646,7 +651,7 @@ class ShardedModel:
 
         Parameters
         ----------
-        path, keep, keep_every, data_position, validation
+        path, keep, keep_every, data_position, validation, files_per_node
             As of save_model.
 
         Notes
@@ -655,7 +660,8 @@ class ShardedModel:
         checkpoint then.
         """
         kept = Retention(keep, keep_every)
-        return self._parts.checkpoints.save_async(path, kept, data_position, validation)
+        said = data_position, validation
+        return self._parts.checkpoints.save_async(path, kept, files_per_node, *said)
 
     def load_model(
         self,
