@@ -137,34 +137,30 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
         return AsyncCollective(group, to_all(group.channel, slices, tag))
 
 
-def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> AsyncCollective:
-    """Begin the sum of ordered_reduce_scatter, of float32 or wider on the host.
+def begin_ordered_sum(group, buffer, out, scratch, tag: int) -> AsyncCollective:
+    """Begin the sum of ordered_all_reduce, or of ordered_reduce_scatter, on the host.
 
     All ranks of the group begin and end it.
-    buffer    [world_size * shard], unchanged unless `out` is a view of this rank's own slice of it,
-              which it may be
+    buffer    [any length], float32 or wider; [world_size * shard] to be scattered
+    out       `buffer` itself, or an array for this rank's slice alone, which may be its own of it
     scratch   [buffer.size] of the same dtype, until the end
     tag       as for begin_all_gather
     """
-    with _beginning(group, "begin_reduce_scatter"):
-        counts = equal_counts("counts", buffer.size, group.world_size)
-        group.traffic.add("reduce_scatter", buffer.nbytes - out.nbytes)
-        if _adds_in_levels(group, buffer):
-            turns = group.channel.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
+    is_slice = out is not buffer
+    verb = "reduce_scatter" if is_slice else "all_reduce"
+    with _beginning(group, f"begin_{verb}"):
+        if is_slice:
+            counts = equal_counts("counts", buffer.size, group.world_size)
+            group.traffic.add(verb, buffer.nbytes - out.nbytes)
         else:
-            turns = to_owner(group.channel, pieces_of(buffer, counts), out, scratch, tag)
-        return AsyncCollective(group, turns)
-
-
-def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollective:
-    """Begin the sum of ordered_all_reduce; arguments as for begin_ordered_reduce_scatter."""
-    with _beginning(group, "begin_all_reduce"):
-        group.traffic.add("all_reduce", ring_bytes(group, buffer.nbytes))
+            counts = shares_of(buffer.size, group.world_size)
+            group.traffic.add(verb, ring_bytes(group, buffer.nbytes))
         if _adds_in_levels(group, buffer):
-            return AsyncCollective(
-                group, *group.channel.levels.begin_all_reduce(buffer, scratch, tag)
-            )
-        parts = pieces_of(buffer, shares_of(buffer.size, group.world_size))
+            turns = group.channel.levels.begin_sum(buffer, out, counts, scratch, tag)
+            return AsyncCollective(group, *turns)
+        parts = pieces_of(buffer, counts)
+        if is_slice:
+            return AsyncCollective(group, to_owner(group.channel, parts, out, scratch, tag))
         return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
 
 

@@ -147,13 +147,11 @@ class Levels:
 
     # ---- async (collectives/asynchronous.py): turns between nodes, and the end within a node -----
 
-    def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
-        """Return the turns."""
-        sums, own = self._sums_of_node(send, counts, SUM)
-        return to_owner(self.far, pieces_of(sums, own), receive, scratch, tag)
-
-    def begin_all_reduce(self, array, scratch, tag):
-        """Return (turns, last)."""
+    def begin_sum(self, array, out, counts, scratch, tag):
+        """Return (turns, last) of the sum in `array`, where that is `out`, or of a slice of it."""
+        if out is not array:
+            sums, own = self._sums_of_node(array, counts, SUM)
+            return to_owner(self.far, pieces_of(sums, own), out, scratch, tag), None
         mine, here = self._sum_at_place(array, SUM)
         if self._nodes.add_all_of(mine):
             turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag)
