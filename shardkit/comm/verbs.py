@@ -31,9 +31,8 @@ import numpy
 
 from ..annotations import Array, DTypeLike
 from ..array.backend import is_device_array
-from . import checks
+from . import arguments, checks
 from .alone import AloneTransport
-from .arguments import Arguments
 from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, Operation, ReductionOperation, Traffic
@@ -67,8 +66,6 @@ class Verbs:
         What carries the verbs; None before initialize() and after shutdown().
     gpu_transport
         Of GPU arrays beside the staged one; None: there is no other.
-    arguments
-        Opens ports on arrays.
     noted
         The verbs that the channel makes with their notes.
     prepare
@@ -96,11 +93,9 @@ class Verbs:
         self.channel: Any = None  # a Channel
         self.noted = NotedCalls()
         self.prepare = PlannedVerbs(self)
-        self.arguments = Arguments(self)
         self.gpu_transport: GpuTransport | None = None
         if self.world_size == 1:
             self.gpu_transport = AloneTransport(self)
-        self._staged = StagedTransport(self)
         self.under_way = UnderWay(progress)
 
     # ---- around every verb -----------------------------------------------------------------------
@@ -166,14 +161,14 @@ class Verbs:
         """
         gpu = self.gpu_transport
         if gpu is None or not port_of(parts[0]).is_on_device:
-            return self._staged
+            return StagedTransport(self)
         ports = [port for port in map(port_of, parts) if port is not None]
         if all(port.is_on_device for port in ports):
             op = parts[-1] if isinstance(parts[-1], ReductionOperation) else None
             num_bytes = 0 if verb in _MAY_DIFFER else max(port.num_bytes for port in ports)
             if gpu.takes(verb, num_bytes, ports[0].dtype, op):
                 return gpu
-        return self._staged
+        return StagedTransport(self)
 
     def adds_in_tree_order(self, array: Array) -> bool:
         """Return True if all_reduce and reduce_scatter add such an array as the tree of ordered.py.
@@ -354,7 +349,7 @@ class Verbs:
         So never send first on both sides.
         """
         with self._message("send", "destination", destination, tag) as (destination, tag):
-            port = self.arguments.port("array", array)
+            port = arguments.port_on(self, "array", array)
             transport = self.transport("send", [port])
             transport.send(port, destination, tag).wait()
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
@@ -362,13 +357,13 @@ class Verbs:
     def receive(self, array: Array, source: int, tag: int = 0) -> None:
         """Receive the next message of this source and tag in `array`, which must have its size."""
         with self._message("receive", "source", source, tag) as (source, tag):
-            port = self.arguments.port("array", array, writes=True)
+            port = arguments.port_on(self, "array", array, writes=True)
             self.transport("receive", [port]).receive(port, source, tag).wait()
 
     def isend(self, array: Array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
         with self._message("isend", "destination", destination, tag) as (destination, tag):
-            port = self.arguments.port("array", array)
+            port = arguments.port_on(self, "array", array)
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
             transport = self.transport("send", [port])
             return handle_of(self, *transport.isend(port, destination, tag))
@@ -376,7 +371,7 @@ class Verbs:
     def irecv(self, array: Array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
-            port = self.arguments.port("array", array, writes=True)
+            port = arguments.port_on(self, "array", array, writes=True)
             transport = self.transport("receive", [port])
             return handle_of(self, *transport.irecv(port, source, tag))
 

@@ -22,6 +22,7 @@ import numpy
 
 from ...array.arena import empty
 from ...errors import OutOfMemoryError
+from .. import arguments
 from ..checks import equal_counts, pieces_of, ring_bytes, shares_of, starts_of
 from ..operations import ReductionOperation
 from ..under_way import check_alive, waiting_for
@@ -122,7 +123,7 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
     tag     this and the next one are not used by anything else that is under way on the group
     """
     with _beginning(group, "begin_all_gather"):
-        part, parts = group.arguments.all_gather(own, whole, None)
+        part, parts = arguments.all_gather(group, own, whole, None)
         group.traffic.add("all_gather", (group.world_size - 1) * part.port.num_bytes)
         own = part.port.host
         whole = parts.port.host

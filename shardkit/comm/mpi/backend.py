@@ -92,7 +92,6 @@ class MPICommunicationBackend(CommunicationBackend):
         )
         self.messages: Any = None
         self.carrier: Any = None
-        self._watchdog: Watchdog | None = None
         if self.job.is_guarded:
             attendance().guard_job(lambda: self.timeout, survives=outlives_ranks)
         if ends_job:
@@ -122,7 +121,6 @@ class MPICommunicationBackend(CommunicationBackend):
 
     def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
-        self._watchdog = None
         self.messages, self.carrier = messages, self.job.carrier(messages)
         compare_calls(self, messages, self.carrier)
 
@@ -146,7 +144,7 @@ class MPICommunicationBackend(CommunicationBackend):
         elif self.is_world:  # the others have their error, and some are gone: nobody can be met
             self.job.guard.forsake()
         self.use(None)
-        self._close_watchdog()
+        self.job.end_watch(self.group_key)
         if self.is_world:
             self.job.close()
             if self.job.ends_job:
@@ -169,7 +167,7 @@ class MPICommunicationBackend(CommunicationBackend):
 
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
-        self._close_watchdog()
+        self.job.end_watch(self.group_key)
         self.progress.gpu.abort()
         self.job.revoke()
 
@@ -188,8 +186,7 @@ class MPICommunicationBackend(CommunicationBackend):
             are noted in memory only.
         """
         check_alive(self, "keep_ledger")
-        before = self._watchdog
-        self._watchdog = Watchdog(
+        watchdog = Watchdog(
             self.progress,
             folder,
             self.rank,
@@ -199,22 +196,22 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
-        self.job.watch(self._watchdog, instead_of=before)
+        self.job.watch(self.group_key, watchdog)
 
     def look_at_others(self, awaited: Awaited | None = None) -> None:
         if awaited is not None:
             self.job.check_living(awaited.doing)
-        elif self._watchdog is not None:
-            self._watchdog.look_at_others()
+        elif (watchdog := self._watchdog) is not None:
+            watchdog.look_at_others()
 
     def suspects(self) -> str:
         """Return a phrase that names the ranks for which others wait, as far as ledgers tell."""
         watchdog = self._watchdog
         return "all ranks are there" if watchdog is None else watchdog.suspects()
 
-    def _close_watchdog(self):
-        watchdog, self._watchdog = self._watchdog, None
-        self.job.end_watch(watchdog)
+    @property
+    def _watchdog(self) -> Watchdog | None:
+        return self.job.watchdogs.get(self.group_key)
 
     def abort(self, message: str, code: int = 1) -> None:
         self.progress.gpu.end_job()
