@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..channel import ArrayMemory, Channel
 from ..compared import Members
-from .collectives import COLLECTIVES
+from .collectives import planned
 from .comparing import MPIComparison
 from .requests import MPIErrors, RequestsHandle, spans_of
 
@@ -76,7 +76,7 @@ class MPIChannel(Channel):
         self.communicator.Free()
 
     def plan(self, verb, *arguments):
-        return COLLECTIVES[verb](self, verb, arguments)
+        return planned(self, verb, arguments)
 
     def exchange(self, outgoing, incoming, tag):
         with self.errors:
