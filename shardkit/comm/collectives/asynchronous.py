@@ -156,9 +156,9 @@ def begin_ordered_sum(group, buffer, out, scratch, tag: int) -> AsyncCollective:
         else:
             counts = shares_of(buffer.size, group.world_size)
             group.traffic.add(verb, ring_bytes(group, buffer.nbytes))
-        if _adds_in_levels(group, buffer):
-            turns = group.channel.levels.begin_sum(buffer, out, counts, scratch, tag)
-            return AsyncCollective(group, *turns)
+        levels = group.channel.levels
+        if levels is not None and levels.adds(buffer.dtype, ReductionOperation.SUM):
+            return AsyncCollective(group, *levels.begin_sum(buffer, out, counts, scratch, tag))
         parts = pieces_of(buffer, counts)
         if is_slice:
             return AsyncCollective(group, to_owner(group.channel, parts, out, scratch, tag))
@@ -170,12 +170,6 @@ def _beginning(group, name: str) -> UnderWay:
     check_alive(group, name)
     group.progress.begin_message(name, group.group_key, group.world_ranks)
     return UnderWay(group.progress)
-
-
-def _adds_in_levels(group, buffer) -> bool:
-    return group.channel.levels is not None and group.channel.levels.adds(
-        buffer.dtype, ReductionOperation.SUM
-    )
 
 
 # ---- turns: generators of handles; parts are one per rank of the group ---------------------------

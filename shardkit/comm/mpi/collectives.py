@@ -7,7 +7,7 @@
 Pieces have a tag of their own, so that they never match messages of users.
 """
 
-from ..channel import ChannelCall, bytes_of
+from ..channel import ChannelCall
 from ..checks import PIECE_TAG, pieces_of
 from ..operations import ReductionOperation
 from .requests import RequestsHandle, spans_of, wait_all
@@ -187,21 +187,11 @@ def _all_to_all(channel, send, receive, send_counts, receive_counts, send_starts
     )
 
 
-_OF_LIBRARY = {
+OF_LIBRARY = {
     "barrier": _barrier,
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
 }
-_OF_MESSAGES = {"scatter": _scatter, "gather": _gather, "all_to_all": _all_to_all}
-
-
-def planned(channel, verb, arguments) -> ChannelCall:
-    """Return a call; one of the library ends by an error if the channel finds a lost rank."""
-    if verb in _OF_MESSAGES:
-        return PiecesCall(channel, *_OF_MESSAGES[verb](channel, *arguments))
-    call = LibraryCall(channel, verb, arguments, *_OF_LIBRARY[verb](channel, *arguments))
-    if channel.look is None:
-        return call
-    return InterruptibleCall(channel, call, bytes_of(arguments))
+OF_MESSAGES = {"scatter": _scatter, "gather": _gather, "all_to_all": _all_to_all}

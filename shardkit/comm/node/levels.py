@@ -31,24 +31,16 @@ class LevelsChannel(WrappedChannel):
 
     messages    the channel inside, which does what levels do not
     near, far   as of Levels
-    small_bytes, calls_before_opening   as of SharedMemoryChannel: the first small calls go through
-                messages, so that a short program need not load Numba
+    small_bytes as of SharedMemoryChannel: the first small calls go through messages, so that a
+                short program need not load Numba
     """
 
-    def __init__(
-        self,
-        messages,
-        near,
-        far,
-        *,
-        small_bytes: int = SMALL_BYTES,
-        calls_before_opening: int = CALLS_BEFORE_OPENING,
-    ):
+    def __init__(self, messages, near, far):
         super().__init__(messages)
         self.memory = ArrayMemory(near.memory.heap, address=messages.memory.address)
-        self.levels = levels = Levels(near, far, small_bytes)
-        self.small_bytes = small_bytes
-        self._num_calls_left = calls_before_opening
+        self.levels = levels = Levels(near, far, SMALL_BYTES)
+        self.small_bytes = SMALL_BYTES
+        self._num_calls_left = CALLS_BEFORE_OPENING
         self._ways = {
             "barrier": levels.meet,
             "all_reduce": levels.sum,
