@@ -37,7 +37,7 @@ from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
-from .transport import GpuTransport, StagedTransport, port_of
+from .transport import GpuTransport, MessageLanes, StagedTransport, port_of
 from .under_way import check_alive, handle_of
 from .watch.frames import OF_VERB
 from .watch.progress import Progress, UnderWay
@@ -93,7 +93,7 @@ class Verbs:
         self.channel: Any = None  # a Channel
         self.noted = NotedCalls()
         self.prepare = PlannedVerbs(self)
-        self.gpu_transport: GpuTransport | None = None
+        self.gpu_transport: GpuTransport | MessageLanes | None = None
         if self.world_size == 1:
             self.gpu_transport = AloneTransport(self)
         self.under_way = UnderWay(progress)
@@ -125,7 +125,7 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
-    def use_gpu_transport(self, transport: GpuTransport | None) -> None:
+    def use_gpu_transport(self, transport: GpuTransport | MessageLanes | None) -> None:
         """Carry GPU arrays this way from now on. On all ranks, between two calls.
 
         Parameters
