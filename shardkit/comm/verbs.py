@@ -96,6 +96,7 @@ class Verbs:
         self.gpu_transport: GpuTransport | MessageLanes | None = None
         if self.world_size == 1:
             self.gpu_transport = AloneTransport(self)
+        self._staged = StagedTransport(self)
         self.under_way = UnderWay(progress)
 
     # ---- around every verb -----------------------------------------------------------------------
@@ -161,14 +162,14 @@ class Verbs:
         """
         gpu = self.gpu_transport
         if gpu is None or not port_of(parts[0]).is_on_device:
-            return StagedTransport(self)
+            return self._staged
         ports = [port for port in map(port_of, parts) if port is not None]
         if all(port.is_on_device for port in ports):
             op = parts[-1] if isinstance(parts[-1], ReductionOperation) else None
             num_bytes = 0 if verb in _MAY_DIFFER else max(port.num_bytes for port in ports)
             if gpu.takes(verb, num_bytes, ports[0].dtype, op):
                 return gpu
-        return StagedTransport(self)
+        return self._staged
 
     def adds_in_tree_order(self, array: Array) -> bool:
         """Return True if all_reduce and reduce_scatter add such an array as the tree of ordered.py.

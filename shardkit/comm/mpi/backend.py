@@ -14,6 +14,7 @@ from typing import Any
 
 from ...annotations import FilePath
 from ..backend import WORLD, CommunicationBackend
+from ..channel import WrappedChannel
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
@@ -56,9 +57,8 @@ class MPICommunicationBackend(CommunicationBackend):
 
     Attributes
     ----------
-    job, messages, carrier
-        What all groups share; the MPI channel; the channel that is used once the first calls are
-        compared.
+    job, carrier
+        What all groups share; the channel that is used once the first calls are compared.
 
     Raises
     ------
@@ -90,7 +90,6 @@ class MPICommunicationBackend(CommunicationBackend):
             ends_job=ends_job,
             outlives_ranks=outlives_ranks,
         )
-        self.messages: Any = None
         self.carrier: Any = None
         if self.job.is_guarded:
             attendance().guard_job(lambda: self.timeout, survives=outlives_ranks)
@@ -119,9 +118,15 @@ class MPICommunicationBackend(CommunicationBackend):
     def local_rank(self) -> int:
         return self.job.local_rank
 
+    @property
+    def messages(self) -> Any:
+        """The MPI channel, which the carrier is, or is around."""
+        carrier = self.carrier
+        return carrier.inside if isinstance(carrier, WrappedChannel) else carrier
+
     def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
-        self.messages, self.carrier = messages, self.job.carrier(messages)
+        self.carrier = self.job.carrier(messages)
         compare_calls(self, messages, self.carrier)
 
     def _open_group(self, place, key):
