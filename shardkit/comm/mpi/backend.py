@@ -220,25 +220,26 @@ class MPICommunicationBackend(CommunicationBackend):
 
     def abort(self, message: str, code: int = 1) -> None:
         self.progress.gpu.end_job()
-        if self._may_speak():
+        if _may_speak(self.job.guard):
             self.say(message)
             time.sleep(FORWARDING_SECONDS)
         end_mpi(self.job.mpi, code)
-
-    def _may_speak(self) -> bool:
-        """Return True for one rank of the node; the others leave it the time to."""
-        is_first = attendance().may_speak()
-        if is_first is None:
-            return self.job.guard is None or self.job.guard.may_speak()
-        if not is_first:
-            time.sleep(SILENT_SECONDS)
-        return is_first
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         guard = self.job.guard
         if guard is None or guard.has_stopped:
             return attendance().exchange_within(note, seconds)
         return guard.exchange_within(note, seconds)
+
+
+def _may_speak(guard) -> bool:
+    """Return True for one rank of the node; the others leave it the time to."""
+    is_first = attendance().may_speak()
+    if is_first is None:
+        return guard is None or guard.may_speak()
+    if not is_first:
+        time.sleep(SILENT_SECONDS)
+    return is_first
 
 
 def check_on_failure(given: str | None, default: str) -> str:
