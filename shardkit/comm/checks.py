@@ -119,10 +119,6 @@ def _never(group, *arguments):
     """Return None: the other ranks cannot see what is plain on the root."""
 
 
-def _plain_barrier(group):
-    return (), _NOTHING, None
-
-
 def _plain_all_reduce(group, array, op):
     if not (is_plain(array) and is_carried(op)):
         return None
@@ -166,7 +162,7 @@ def _plain_all_to_all(group, send, receive, *counts):
 # dtype and size the ledger names; the bytes that this rank sends, None if they are not counted.
 # Or else None: not all is plain.
 PLAIN: dict[str, Callable[..., tuple | None]] = {
-    "barrier": _plain_barrier,
+    "barrier": lambda group: ((), _NOTHING, None),
     "all_reduce": _plain_all_reduce,
     "broadcast": _plain_broadcast,
     "all_gather": _plain_all_gather,

@@ -7,6 +7,7 @@ sent    the bytes that this rank sends, by the formulas of Traffic (operations.p
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import arguments
 from .checks import bytes_of_root, check_rank, ring_bytes
 
 
@@ -29,28 +30,28 @@ def _but_own(group, pieces) -> int:
 
 def _broadcast_ports(group, array, root):
     root = check_rank("root", root, group.world_size)
-    return group.arguments.port("array", array, writes=group.rank != root), root
+    return arguments.port_on(group, "array", array, writes=group.rank != root), root
 
 
 def _reduce_scatter_ports(group, send, receive, counts, op, in_place):
     in_place = in_place and group.adds_in_tree_order(send)
-    return (*group.arguments.reduce_scatter(send, receive, counts, op, in_place), op)
+    return (*arguments.reduce_scatter(group, send, receive, counts, op, in_place), op)
 
 
 def _scatter_ports(group, send, receive, root, counts):
     root = check_rank("root", root, group.world_size)
-    return (*group.arguments.scatter(send, receive, root, counts), root)
+    return (*arguments.scatter(group, send, receive, root, counts), root)
 
 
 def _gather_ports(group, send, receive, root, counts):
     root = check_rank("root", root, group.world_size)
-    whole, own = group.arguments.gather(send, receive, root, counts)
+    whole, own = arguments.gather(group, send, receive, root, counts)
     return own, whole, root
 
 
 COLLECTIVES = {
     "all_reduce": Collective(
-        lambda group, array, op: (group.arguments.reduction("array", array, op, writes=True), op),
+        lambda group, array, op: (arguments.reduction(group, "array", array, op, writes=True), op),
         lambda group, port, op: ring_bytes(group, port.size * port.wire.itemsize),
     ),
     "broadcast": Collective(
@@ -60,7 +61,7 @@ COLLECTIVES = {
         ),
     ),
     "all_gather": Collective(
-        lambda group, send, receive, counts: group.arguments.all_gather(send, receive, counts),
+        arguments.all_gather,
         lambda group, own, whole: (group.world_size - 1) * own.port.num_bytes,
     ),
     "reduce_scatter": Collective(
@@ -77,7 +78,7 @@ COLLECTIVES = {
         lambda group, own, whole, root: 0 if group.rank == root else own.port.num_bytes,
     ),
     "all_to_all": Collective(
-        lambda group, send, receive, *counts: group.arguments.all_to_all(send, receive, *counts),
+        arguments.all_to_all,
         lambda group, outgoing, incoming: _but_own(group, outgoing),
     ),
 }

@@ -70,7 +70,7 @@ class Lane:
 
 
 class MessageLanes(metaclass=ABCMeta):
-    """A GpuTransport that takes messages in lanes, and no verb: these are staged."""
+    """In the place of a GpuTransport: messages in lanes, and no verb, which are staged."""
 
     @abstractmethod
     def open(self, lanes: Sequence[Lane]) -> None:
@@ -103,14 +103,6 @@ class MessageLanes(metaclass=ABCMeta):
     def adds_in_tree_order(self, num_bytes: int, dtype) -> bool:
         """Return False: nothing is added."""
         return False
-
-    def make(self, verb: str, *parts) -> Handle:
-        """Make nothing: no verb is taken."""
-        raise NotImplementedError(verb)
-
-    def begin(self, verb: str, *parts) -> tuple:
-        """Begin nothing: no verb is taken."""
-        raise NotImplementedError(verb)
 
 
 def lanes_of(group) -> MessageLanes | None:

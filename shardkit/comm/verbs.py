@@ -31,14 +31,13 @@ import numpy
 
 from ..annotations import Array, DTypeLike
 from ..array.backend import is_device_array
-from . import checks
+from . import arguments, checks
 from .alone import AloneTransport
-from .arguments import Arguments
 from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
-from .transport import GpuTransport, StagedTransport, port_of
+from .transport import GpuTransport, MessageLanes, StagedTransport, port_of
 from .under_way import check_alive, handle_of
 from .watch.frames import OF_VERB
 from .watch.progress import Progress, UnderWay
@@ -67,8 +66,6 @@ class Verbs:
         What carries the verbs; None before initialize() and after shutdown().
     gpu_transport
         Of GPU arrays beside the staged one; None: there is no other.
-    arguments
-        Opens ports on arrays.
     noted
         The verbs that the channel makes with their notes.
     prepare
@@ -96,8 +93,7 @@ class Verbs:
         self.channel: Any = None  # a Channel
         self.noted = NotedCalls()
         self.prepare = PlannedVerbs(self)
-        self.arguments = Arguments(self)
-        self.gpu_transport: GpuTransport | None = None
+        self.gpu_transport: GpuTransport | MessageLanes | None = None
         if self.world_size == 1:
             self.gpu_transport = AloneTransport(self)
         self._staged = StagedTransport(self)
@@ -130,7 +126,7 @@ class Verbs:
         self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
         return UnderWay(self.progress, (peer, tag))
 
-    def use_gpu_transport(self, transport: GpuTransport | None) -> None:
+    def use_gpu_transport(self, transport: GpuTransport | MessageLanes | None) -> None:
         """Carry GPU arrays this way from now on. On all ranks, between two calls.
 
         Parameters
@@ -354,7 +350,7 @@ class Verbs:
         So never send first on both sides.
         """
         with self._message("send", "destination", destination, tag) as (destination, tag):
-            port = self.arguments.port("array", array)
+            port = arguments.port_on(self, "array", array)
             transport = self.transport("send", [port])
             transport.send(port, destination, tag).wait()
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
@@ -362,13 +358,13 @@ class Verbs:
     def receive(self, array: Array, source: int, tag: int = 0) -> None:
         """Receive the next message of this source and tag in `array`, which must have its size."""
         with self._message("receive", "source", source, tag) as (source, tag):
-            port = self.arguments.port("array", array, writes=True)
+            port = arguments.port_on(self, "array", array, writes=True)
             self.transport("receive", [port]).receive(port, source, tag).wait()
 
     def isend(self, array: Array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
         with self._message("isend", "destination", destination, tag) as (destination, tag):
-            port = self.arguments.port("array", array)
+            port = arguments.port_on(self, "array", array)
             self.traffic.add("send", port.num_bytes if destination != self.rank else 0)
             transport = self.transport("send", [port])
             return handle_of(self, *transport.isend(port, destination, tag))
@@ -376,7 +372,7 @@ class Verbs:
     def irecv(self, array: Array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
         with self._message("irecv", "source", source, tag) as (source, tag):
-            port = self.arguments.port("array", array, writes=True)
+            port = arguments.port_on(self, "array", array, writes=True)
             transport = self.transport("receive", [port])
             return handle_of(self, *transport.irecv(port, source, tag))
 

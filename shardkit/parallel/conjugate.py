@@ -38,7 +38,7 @@ def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in backward.
     """
-    return record_unary(x.array, x, lambda gradient: _summed(gradient, group), view_of=x)
+    return record_unary(x.array, x, lambda gradient: summed(gradient, group), view_of=x)
 
 
 def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -46,7 +46,7 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
     Collective over `group` in forward. x of one shape on all ranks.
     """
-    return record_unary(_summed(x.array, group), x, lambda gradient: gradient)
+    return record_unary(summed(x.array, group), x, lambda gradient: gradient)
 
 
 def all_reduce(x: Tensor, group: CommunicationBackend) -> Tensor:
@@ -108,8 +108,11 @@ def gather_from_region(
 # ---- on arrays -----------------------------------------------------------------------------------
 
 
-def _summed(array, group):
-    """Return the sum over ranks, a new array; where other ranks can read it, if there is room."""
+def summed(array, group):
+    """Return the sum over ranks, a new array; where other ranks can read it, if there is room.
+
+    Collective over the group.
+    """
     heap = None if is_device_array(array) else group.memory()
     total = None if heap is None else heap.empty(array.shape, array.dtype)
     if total is None:
@@ -118,11 +121,6 @@ def _summed(array, group):
         total[...] = array
     ordered_all_reduce(group, total.reshape(-1))
     return total
-
-
-def summed(array: Any, group: CommunicationBackend) -> Any:
-    """Return the sum of every rank's array, a new one. Collective over group."""
-    return _summed(array, group)
 
 
 def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | None) -> Any:

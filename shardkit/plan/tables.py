@@ -14,15 +14,11 @@ Limit = tuple[Callable, str]  # what holds for a value, and in words
 COUNT: Limit = partial(is_integer, at_least=1), "an integer, at least 1"
 
 
-def _is_positive(value) -> bool:
-    return is_number(value, above=0)
-
-
 def _is_fraction(value) -> bool:
     return is_number(value, above=0) and value <= 1
 
 
-ABOVE_0: Limit = _is_positive, "a finite number above 0"
+ABOVE_0: Limit = partial(is_number, above=0), "a finite number above 0"
 FRACTION: Limit = _is_fraction, "a fraction above 0, at most 1"
 _AT_LEAST_0: Limit = partial(is_number, at_least=0), "a finite number, at least 0"
 _OF_KIND: dict[object, Limit] = {

@@ -11,10 +11,7 @@ NAMES = {
     "channel": "Channel ArrayMemory NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
-    "collectives.asynchronous": (
-        "InTurn begin_all_gather begin_ordered_all_reduce begin_ordered_reduce_scatter "
-        "to_all to_owner"
-    ),
+    "collectives.asynchronous": ("InTurn begin_all_gather begin_ordered_sum to_all to_owner"),
     "collectives.rounds": "DIRECT rounds_of_gather rounds_of_sum",
     "failure.signals": "StopSignals",
     "gpu.choice": "RankPlace choose choose_planned",

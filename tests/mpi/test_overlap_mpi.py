@@ -10,8 +10,7 @@ from threads.communication_contract import rough, tree
 from shardkit import MPICommunicationBackend
 from shardkit.testing.comm import (
     begin_all_gather,
-    begin_ordered_all_reduce,
-    begin_ordered_reduce_scatter,
+    begin_ordered_sum,
 )
 from shardkit.testing.parallel import overlap_of
 
@@ -49,9 +48,9 @@ def test_what_is_begun_together_ends_in_the_tree_over_all_ranks(nodes, shard):
     )
     scratch = [numpy.empty(n * shard, "float32") for _ in range(2)]
     begun = [
-        begin_ordered_reduce_scatter(nodes, scattered, scattered[own], scratch[0], 0),
+        begin_ordered_sum(nodes, scattered, scattered[own], scratch[0], 0),
         begin_all_gather(nodes, arrays[rank][own].copy(), whole, 2),
-        begin_ordered_all_reduce(nodes, reduced, scratch[1], 4),
+        begin_ordered_sum(nodes, reduced, reduced, scratch[1], 4),
     ]
     for _ in range(3 * rank):
         for each in reversed(begun):

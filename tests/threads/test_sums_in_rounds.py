@@ -9,8 +9,7 @@ from shardkit.testing.comm import (
     DIRECT,
     RoundsChannel,
     begin_all_gather,
-    begin_ordered_all_reduce,
-    begin_ordered_reduce_scatter,
+    begin_ordered_sum,
 )
 
 MANY = DIRECT + 2
@@ -37,9 +36,9 @@ def test_sums_and_gathers_under_way_have_them_too():
         n, rank = backend.world_size, backend.rank
         whole, out = rough(rank, 5 * n, "float32"), numpy.empty(5, "float32")
         total = tree([rough(each, 5 * n, "float32") for each in range(n)])
-        begun = begin_ordered_reduce_scatter(backend, whole, out, numpy.empty_like(whole), 0)
+        begun = begin_ordered_sum(backend, whole, out, numpy.empty_like(whole), 0)
         uneven = whole[:-3].copy()
-        other = begin_ordered_all_reduce(backend, uneven, numpy.empty_like(uneven), 2)
+        other = begin_ordered_sum(backend, uneven, uneven, numpy.empty_like(uneven), 2)
         begun.end()
         other.end()
         assert out.tobytes() == total[5 * rank : 5 * rank + 5].tobytes()

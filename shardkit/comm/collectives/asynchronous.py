@@ -22,6 +22,7 @@ import numpy
 
 from ...array.arena import empty
 from ...errors import OutOfMemoryError
+from .. import arguments
 from ..checks import equal_counts, pieces_of, ring_bytes, shares_of, starts_of
 from ..operations import ReductionOperation
 from ..under_way import check_alive, waiting_for
@@ -122,7 +123,7 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
     tag     this and the next one are not used by anything else that is under way on the group
     """
     with _beginning(group, "begin_all_gather"):
-        part, parts = group.arguments.all_gather(own, whole, None)
+        part, parts = arguments.all_gather(group, own, whole, None)
         group.traffic.add("all_gather", (group.world_size - 1) * part.port.num_bytes)
         own = part.port.host
         whole = parts.port.host
@@ -137,34 +138,30 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
         return AsyncCollective(group, to_all(group.channel, slices, tag))
 
 
-def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> AsyncCollective:
-    """Begin the sum of ordered_reduce_scatter, of float32 or wider on the host.
+def begin_ordered_sum(group, buffer, out, scratch, tag: int) -> AsyncCollective:
+    """Begin the sum of ordered_all_reduce, or of ordered_reduce_scatter, on the host.
 
     All ranks of the group begin and end it.
-    buffer    [world_size * shard], unchanged unless `out` is a view of this rank's own slice of it,
-              which it may be
+    buffer    [any length], float32 or wider; [world_size * shard] to be scattered
+    out       `buffer` itself, or an array for this rank's slice alone, which may be its own of it
     scratch   [buffer.size] of the same dtype, until the end
     tag       as for begin_all_gather
     """
-    with _beginning(group, "begin_reduce_scatter"):
-        counts = equal_counts("counts", buffer.size, group.world_size)
-        group.traffic.add("reduce_scatter", buffer.nbytes - out.nbytes)
-        if _adds_in_levels(group, buffer):
-            turns = group.channel.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
+    is_slice = out is not buffer
+    verb = "reduce_scatter" if is_slice else "all_reduce"
+    with _beginning(group, f"begin_{verb}"):
+        if is_slice:
+            counts = equal_counts("counts", buffer.size, group.world_size)
+            group.traffic.add(verb, buffer.nbytes - out.nbytes)
         else:
-            turns = to_owner(group.channel, pieces_of(buffer, counts), out, scratch, tag)
-        return AsyncCollective(group, turns)
-
-
-def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollective:
-    """Begin the sum of ordered_all_reduce; arguments as for begin_ordered_reduce_scatter."""
-    with _beginning(group, "begin_all_reduce"):
-        group.traffic.add("all_reduce", ring_bytes(group, buffer.nbytes))
-        if _adds_in_levels(group, buffer):
-            return AsyncCollective(
-                group, *group.channel.levels.begin_all_reduce(buffer, scratch, tag)
-            )
-        parts = pieces_of(buffer, shares_of(buffer.size, group.world_size))
+            counts = shares_of(buffer.size, group.world_size)
+            group.traffic.add(verb, ring_bytes(group, buffer.nbytes))
+        levels = group.channel.levels
+        if levels is not None and levels.adds(buffer.dtype, ReductionOperation.SUM):
+            return AsyncCollective(group, *levels.begin_sum(buffer, out, counts, scratch, tag))
+        parts = pieces_of(buffer, counts)
+        if is_slice:
+            return AsyncCollective(group, to_owner(group.channel, parts, out, scratch, tag))
         return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
 
 
@@ -173,12 +170,6 @@ def _beginning(group, name: str) -> UnderWay:
     check_alive(group, name)
     group.progress.begin_message(name, group.group_key, group.world_ranks)
     return UnderWay(group.progress)
-
-
-def _adds_in_levels(group, buffer) -> bool:
-    return group.channel.levels is not None and group.channel.levels.adds(
-        buffer.dtype, ReductionOperation.SUM
-    )
 
 
 # ---- turns: generators of handles; parts are one per rank of the group ---------------------------

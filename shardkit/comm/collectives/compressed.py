@@ -22,14 +22,19 @@ from ..operations import ReductionOperation
 _TOP_EXPONENT = 14  # scaled elements are below 2**15; float16 ends at 65504
 
 
-def compressed_reduce_scatter(backend, buffer, out):
-    """Sum this rank's slice of `buffer` over ranks, to about three digits. Collective.
+def compressed_sum(backend, buffer, out):
+    """Sum `buffer` over ranks, to about three digits. Collective over the backend.
 
-    buffer    [world_size * shard] float; unchanged, unless `out` is a view of this rank's own slice
-              of it
-    out       [shard], same dtype
+    buffer    [any length] float; unchanged, unless `out` is `buffer` or a view of it
+    out       `buffer` itself, for all sums, the same bits on every rank; or this rank's slice of
+              them, [buffer.size / world_size], which may be that of `buffer`
     """
-    _reduce_to_owners(backend, buffer, [out.size] * backend.world_size, out)
+    if out is not buffer:
+        return _reduce_to_owners(backend, buffer, [out.size] * backend.world_size, out)
+    counts = shares_of(buffer.size, backend.world_size)
+    own = pieces_of(buffer, counts)[backend.rank]
+    _reduce_to_owners(backend, buffer, counts, own)
+    backend.all_gather(own, buffer, counts)
 
 
 def _reduce_to_owners(backend, buffer, counts, out):
@@ -42,18 +47,6 @@ def _reduce_to_owners(backend, buffer, counts, out):
         [from_half(row, out.dtype) for row in received.reshape(backend.world_size, -1)], out=out
     )
     out *= out.dtype.type(1 / scale)
-
-
-def compressed_all_reduce(backend, buffer):
-    """Sum `buffer` over ranks, in it, to about three digits. Collective over the backend.
-
-    buffer    [any length] float. The sums come back to all ranks as they are, so that all hold the
-              same bits.
-    """
-    counts = shares_of(buffer.size, backend.world_size)
-    own = pieces_of(buffer, counts)[backend.rank]
-    _reduce_to_owners(backend, buffer, counts, own)
-    backend.all_gather(own, buffer, counts)
 
 
 def _agreed_scale(backend, buffer) -> float:

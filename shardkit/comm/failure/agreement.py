@@ -25,12 +25,7 @@ from .ballot import Ballot
 
 def agree(backend, flag: bool) -> bool:
     """Return True on all ranks if the flag is true on any. Collective over the backend."""
-    return agree_on_each(backend, [flag])[0]
-
-
-def agree_on_each(backend, flags: list[bool]) -> list[bool]:
-    """Return, for each flag, True on all ranks if it is true on any, in one message. Collective."""
-    return [bool(vote) for vote in _largest(backend, flags)]
+    return bool(_largest(backend, [flag])[0])
 
 
 def _largest(backend, votes: list[int]) -> list[int]:

@@ -126,16 +126,14 @@ class IpcTransport(HostSwapTransport):
         return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
 
     def broadcast(self, port, root):
-        with self._work("broadcast", port):
-            piece = (port.address, port.num_bytes)
-            nothing = (0, 0)
-            is_root = self._group.rank == root
-            incoming = [
-                piece if rank == root and not is_root else nothing
-                for rank in range(self._group.world_size)
-            ]
-            self._through_blocks([piece if is_root else nothing], incoming, port.num_bytes)
-        return self._handle(port)
+        piece = (port.address, port.num_bytes)
+        nothing = (0, 0)
+        is_root = self._group.rank == root
+        incoming = [
+            piece if rank == root and not is_root else nothing
+            for rank in range(self._group.world_size)
+        ]
+        self._through_blocks([piece if is_root else nothing], incoming, port.num_bytes)
 
     def _gather(self, source, target, counts, itemsize):
         self._copies.finish_kernels()

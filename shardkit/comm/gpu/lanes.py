@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import port_on
 from ..operations import CompleteHandle, Handle
 from ..transport import Lane, MessageLanes
 from ..under_way import handle_of
@@ -78,12 +79,12 @@ class NcclLanes(MessageLanes):
     # ---- messages --------------------------------------------------------------------------------
 
     def isend(self, array, destination, lane):
-        port = self._group.arguments.port("array", array)
+        port = port_on(self._group, "array", array)
         self._group.traffic.add("send", port.num_bytes)
         return self._begin("isend", port, destination, lane)
 
     def irecv(self, array, source, lane):
-        port = self._group.arguments.port("array", array, writes=True)
+        port = port_on(self._group, "array", array, writes=True)
         return self._begin("irecv", port, source, lane)
 
     def _begin(self, verb: str, port, peer: int, lane: int) -> Handle:

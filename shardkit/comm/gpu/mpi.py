@@ -85,11 +85,10 @@ class MPITransport(HostSwapTransport):
             wait_all(self._messages, requests)
 
     def broadcast(self, port, root):
-        with self._work("broadcast", port), self._messages.errors:
+        with self._messages.errors:
             meet_asleep(self._messages)
             for part in _buffers_at(self._messages.mpi.buffer, port.address, port.num_bytes):
                 self._messages.communicator.Bcast(part, root)
-        return self._handle(port)
 
     def send(self, port, destination, tag):
         port.settle()

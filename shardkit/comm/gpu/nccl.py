@@ -136,14 +136,12 @@ class NcclTransport(SwapTransport):
     # ---- what moves: bytes -----------------------------------------------------------------------
 
     def broadcast(self, port, root):
-        with self._work("broadcast", port):
-            for start in range(0, port.num_bytes, BROADCAST_BYTES):
-                at = port.address + start
-                size = min(BROADCAST_BYTES, port.num_bytes - start)
-                self._communicator.broadcast(
-                    at, at, size, self._module.NCCL_UINT8, root, self._stream.address
-                )
-        return self._handle(port)
+        for start in range(0, port.num_bytes, BROADCAST_BYTES):
+            at = port.address + start
+            size = min(BROADCAST_BYTES, port.num_bytes - start)
+            self._communicator.broadcast(
+                at, at, size, self._module.NCCL_UINT8, root, self._stream.address
+            )
 
     def _gather(self, source, target, counts, itemsize):
         if len(set(counts)) > 1:
@@ -171,33 +169,22 @@ class NcclTransport(SwapTransport):
     def all_reduce(self, port, op):
         if not self._is_native(port.dtype, op):
             return super().all_reduce(port, op)
-        with self._work("all_reduce", port):
-            self._communicator.allReduce(
-                port.address,
-                port.address,
-                port.size,
-                *self._codes(port.dtype, op),
-                self._stream.address,
-            )
-        return self._handle(port)
+        at, how = port.address, self._codes(port.dtype, op)
+        self._communicator.allReduce(at, at, port.size, *how, self._stream.address)
 
     def reduce_scatter(self, whole, own, op):
         if not self._is_native(own.port.dtype, op):
             return super().reduce_scatter(whole, own, op)
-        with self._work("reduce_scatter", whole.port, own.port):
-            self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
-        return self._handle(whole.port, own.port)
-
-    def _reduce_slices(self, whole, own, dtype, op):
+        into, how = own.port, self._codes(own.port.dtype, op)
         if len(set(whole.counts)) == 1:
             return self._communicator.reduceScatter(
-                whole.port.address, own.address, own.size, dtype, op, self._stream.address
+                whole.port.address, into.address, into.size, *how, self._stream.address
             )
         with self._together():
             for owner, ((address, num_bytes), count) in enumerate(zip(spans(whole), whole.counts)):
                 if num_bytes:
                     self._communicator.reduce(
-                        address, own.address, count, dtype, op, owner, self._stream.address
+                        address, into.address, count, *how, owner, self._stream.address
                     )
 
     def _codes(self, dtype, op):

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ..checks import shares_of, starts_of
 from ..operations import CompleteHandle, Handle, ReductionOperation
 from ..staging import Pieces
+from ..transport import port_of
 from ..wire import HALF_FLOATS
 from .levels import NodeSwaps, address_of, spans_at
 
@@ -61,37 +62,32 @@ class SwapTransport:
         raise NotImplementedError
 
     def make(self, verb, *parts):
-        return getattr(self, verb)(*parts)
+        ports = [port for port in map(port_of, parts) if port is not None]
+        with self._work(verb, *ports):
+            getattr(self, verb)(*parts)
+        return self._handle(*ports)
 
     def begin(self, verb, *parts):
         return self.make(verb, *parts), None
 
+    # ---- collectives, within _work and before _handle --------------------------------------------
+
     def all_to_all(self, outgoing, incoming):
-        with self._work("all_to_all", outgoing.port, incoming.port):
-            self._swap(spans(outgoing), spans(incoming))
-        return self._handle(outgoing.port, incoming.port)
+        self._swap(spans(outgoing), spans(incoming))
 
     def all_gather(self, own, whole):
-        with self._work("all_gather", own.port, whole.port):
-            self._gather(
-                own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize
-            )
-        return self._handle(own.port, whole.port)
+        self._gather(own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize)
 
     def reduce_scatter(self, whole, own, op):
-        with self._work("reduce_scatter", whole.port, own.port):
-            self._nodes.add(self._flat(whole.port), whole.counts, self._flat(own.port))
-        return self._handle(whole.port, own.port)
+        self._nodes.add(self._flat(whole.port), whole.counts, self._flat(own.port))
 
     def all_reduce(self, port, op):
-        with self._work("all_reduce", port):
-            flat = self._flat(port)
-            counts = shares_of(flat.size, self._group.world_size)
-            start = starts_of(counts)[self._group.rank]
-            own = flat[start : start + counts[self._group.rank]]
-            self._nodes.add(flat, counts, own)
-            self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
-        return self._handle(port)
+        flat = self._flat(port)
+        counts = shares_of(flat.size, self._group.world_size)
+        start = starts_of(counts)[self._group.rank]
+        own = flat[start : start + counts[self._group.rank]]
+        self._nodes.add(flat, counts, own)
+        self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
 
     def _gather(self, source: int, target: int, counts, itemsize):
         """Gather slices from the addresses `source` of all ranks at `target`."""

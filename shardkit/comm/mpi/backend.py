@@ -14,6 +14,7 @@ from typing import Any
 
 from ...annotations import FilePath
 from ..backend import WORLD, CommunicationBackend
+from ..channel import WrappedChannel
 from ..checks import check_timeout
 from ..under_way import check_alive
 from ..watch.attendance import attendance
@@ -56,9 +57,8 @@ class MPICommunicationBackend(CommunicationBackend):
 
     Attributes
     ----------
-    job, messages, carrier
-        What all groups share; the MPI channel; the channel that is used once the first calls are
-        compared.
+    job, carrier
+        What all groups share; the channel that is used once the first calls are compared.
 
     Raises
     ------
@@ -90,9 +90,7 @@ class MPICommunicationBackend(CommunicationBackend):
             ends_job=ends_job,
             outlives_ranks=outlives_ranks,
         )
-        self.messages: Any = None
         self.carrier: Any = None
-        self._watchdog: Watchdog | None = None
         if self.job.is_guarded:
             attendance().guard_job(lambda: self.timeout, survives=outlives_ranks)
         if ends_job:
@@ -120,10 +118,15 @@ class MPICommunicationBackend(CommunicationBackend):
     def local_rank(self) -> int:
         return self.job.local_rank
 
+    @property
+    def messages(self) -> Any:
+        """The MPI channel, which the carrier is, or is around."""
+        carrier = self.carrier
+        return carrier.inside if isinstance(carrier, WrappedChannel) else carrier
+
     def open(self, messages: Any) -> None:
         """Carry the verbs over these messages, or shared memory around them. Collective."""
-        self._watchdog = None
-        self.messages, self.carrier = messages, self.job.carrier(messages)
+        self.carrier = self.job.carrier(messages)
         compare_calls(self, messages, self.carrier)
 
     def _open_group(self, place, key):
@@ -146,7 +149,7 @@ class MPICommunicationBackend(CommunicationBackend):
         elif self.is_world:  # the others have their error, and some are gone: nobody can be met
             self.job.guard.forsake()
         self.use(None)
-        self._close_watchdog()
+        self.job.end_watch(self.group_key)
         if self.is_world:
             self.job.close()
             if self.job.ends_job:
@@ -169,7 +172,7 @@ class MPICommunicationBackend(CommunicationBackend):
 
         MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
-        self._close_watchdog()
+        self.job.end_watch(self.group_key)
         self.progress.gpu.abort()
         self.job.revoke()
 
@@ -188,8 +191,7 @@ class MPICommunicationBackend(CommunicationBackend):
             are noted in memory only.
         """
         check_alive(self, "keep_ledger")
-        before = self._watchdog
-        self._watchdog = Watchdog(
+        watchdog = Watchdog(
             self.progress,
             folder,
             self.rank,
@@ -199,44 +201,45 @@ class MPICommunicationBackend(CommunicationBackend):
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
         )
-        self.job.watch(self._watchdog, instead_of=before)
+        self.job.watch(self.group_key, watchdog)
 
     def look_at_others(self, awaited: Awaited | None = None) -> None:
         if awaited is not None:
             self.job.check_living(awaited.doing)
-        elif self._watchdog is not None:
-            self._watchdog.look_at_others()
+        elif (watchdog := self._watchdog) is not None:
+            watchdog.look_at_others()
 
     def suspects(self) -> str:
         """Return a phrase that names the ranks for which others wait, as far as ledgers tell."""
         watchdog = self._watchdog
         return "all ranks are there" if watchdog is None else watchdog.suspects()
 
-    def _close_watchdog(self):
-        watchdog, self._watchdog = self._watchdog, None
-        self.job.end_watch(watchdog)
+    @property
+    def _watchdog(self) -> Watchdog | None:
+        return self.job.watchdogs.get(self.group_key)
 
     def abort(self, message: str, code: int = 1) -> None:
         self.progress.gpu.end_job()
-        if self._may_speak():
+        if _may_speak(self.job.guard):
             self.say(message)
             time.sleep(FORWARDING_SECONDS)
         end_mpi(self.job.mpi, code)
-
-    def _may_speak(self) -> bool:
-        """Return True for one rank of the node; the others leave it the time to."""
-        is_first = attendance().may_speak()
-        if is_first is None:
-            return self.job.guard is None or self.job.guard.may_speak()
-        if not is_first:
-            time.sleep(SILENT_SECONDS)
-        return is_first
 
     def exchange_within(self, note: Any, seconds: float | None) -> list | None:
         guard = self.job.guard
         if guard is None or guard.has_stopped:
             return attendance().exchange_within(note, seconds)
         return guard.exchange_within(note, seconds)
+
+
+def _may_speak(guard) -> bool:
+    """Return True for one rank of the node; the others leave it the time to."""
+    is_first = attendance().may_speak()
+    if is_first is None:
+        return guard is None or guard.may_speak()
+    if not is_first:
+        time.sleep(SILENT_SECONDS)
+    return is_first
 
 
 def check_on_failure(given: str | None, default: str) -> str:

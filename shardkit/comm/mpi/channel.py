@@ -6,9 +6,9 @@ take, go in several calls. Whether they do depends on what all ranks of the call
 
 from collections.abc import Callable
 
-from ..channel import ArrayMemory, Channel
+from ..channel import ArrayMemory, Channel, bytes_of
 from ..compared import Members
-from .collectives import COLLECTIVES
+from .collectives import OF_LIBRARY, OF_MESSAGES, InterruptibleCall, LibraryCall, PiecesCall
 from .comparing import MPIComparison
 from .requests import MPIErrors, RequestsHandle, spans_of
 
@@ -76,24 +76,29 @@ class MPIChannel(Channel):
         self.communicator.Free()
 
     def plan(self, verb, *arguments):
-        return COLLECTIVES[verb](self, verb, arguments)
+        if verb in OF_MESSAGES:
+            return PiecesCall(self, *OF_MESSAGES[verb](self, *arguments))
+        call = LibraryCall(self, verb, arguments, *OF_LIBRARY[verb](self, *arguments))
+        if self.look is None:
+            return call
+        return InterruptibleCall(self, call, bytes_of(arguments))
 
     def exchange(self, outgoing, incoming, tag):
         with self.errors:
-            spans = [
-                (rank, span)
-                for rank, array in incoming
-                for span in spans_of(array, self.count_limit)
-                if array.size
-            ]
+            spans = self._spans(incoming)
             requests = [self.communicator.Irecv(span, rank, tag) for rank, span in spans]
-            requests += [
-                self.communicator.Isend(span, rank, tag)
-                for rank, array in outgoing
-                for span in spans_of(array, self.count_limit)
-                if array.size
-            ]
+            for rank, span in self._spans(outgoing):
+                requests.append(self.communicator.Isend(span, rank, tag))
             return RequestsHandle(self, requests, spans)
+
+    def _spans(self, pieces) -> list[tuple]:
+        """Return (rank, elements of one message) of pieces (rank, array) that are not empty."""
+        return [
+            (rank, span)
+            for rank, array in pieces
+            for span in spans_of(array, self.count_limit)
+            if array.size
+        ]
 
     # ---- between two ranks -----------------------------------------------------------------------
 

@@ -7,9 +7,7 @@
 Pieces have a tag of their own, so that they never match messages of users.
 """
 
-from functools import partial
-
-from ..channel import ChannelCall, bytes_of
+from ..channel import ChannelCall
 from ..checks import PIECE_TAG, pieces_of
 from ..operations import ReductionOperation
 from .requests import RequestsHandle, spans_of, wait_all
@@ -108,31 +106,26 @@ def moved(channel, source, target) -> list[tuple]:
     return [] if is_there else [(source, target)]
 
 
-# ---- collectives of the library ------------------------------------------------------------------
+# ---- collectives of the library: copies and calls ------------------------------------------------
 
 
-def _barrier(channel, verb, arguments):
-    return LibraryCall(channel, verb, arguments, [], [("Barrier", ())])
+def _barrier(channel):
+    return [], [("Barrier", ())]
 
 
-def _all_reduce(channel, verb, arguments):
-    array, op = arguments
+def _all_reduce(channel, array, op):
     combine = getattr(channel.mpi, _OPERATIONS[op])
-    calls = [
+    return [], [
         ("Allreduce", (channel.mpi.IN_PLACE, span, combine))
         for span in spans_of(array, channel.count_limit)
     ]
-    return LibraryCall(channel, verb, arguments, [], calls)
 
 
-def _broadcast(channel, verb, arguments):
-    array, root = arguments
-    calls = [("Bcast", (span, root)) for span in spans_of(array, channel.count_limit)]
-    return LibraryCall(channel, verb, arguments, [], calls)
+def _broadcast(channel, array, root):
+    return [], [("Bcast", (span, root)) for span in spans_of(array, channel.count_limit)]
 
 
-def _all_gather(channel, verb, arguments):
-    send, receive, counts = arguments
+def _all_gather(channel, send, receive, counts):
     slices = pieces_of(receive, counts)
     if sum(counts) > channel.count_limit:  # every owner broadcasts its slice
         calls = [
@@ -144,45 +137,38 @@ def _all_gather(channel, verb, arguments):
         calls = [("Allgather", (channel.mpi.IN_PLACE, receive))]
     else:
         calls = [("Allgatherv", (channel.mpi.IN_PLACE, [receive, counts]))]
-    copies = moved(channel, send, slices[channel.rank])
-    return LibraryCall(channel, verb, arguments, copies, calls)
+    return moved(channel, send, slices[channel.rank]), calls
 
 
-def _reduce_scatter(channel, verb, arguments):
-    send, receive, counts, op = arguments
+def _reduce_scatter(channel, send, receive, counts, op):
     combine = getattr(channel.mpi, _OPERATIONS[op])
     if sum(counts) <= channel.count_limit:
-        calls = [("Reduce_scatter", (send, receive, counts, combine))]
-    else:  # every slice is reduced to its owner
-        calls = [
-            ("Reduce", (span, into if owner == channel.rank else None, combine, owner))
-            for owner, piece in enumerate(pieces_of(send, counts))
-            for span, into in zip(
-                spans_of(piece, channel.count_limit),
-                spans_of(receive if owner == channel.rank else piece, channel.count_limit),
-            )
-        ]
-    return LibraryCall(channel, verb, arguments, [], calls)
+        return [], [("Reduce_scatter", (send, receive, counts, combine))]
+    return [], [  # every slice is reduced to its owner
+        ("Reduce", (span, into if owner == channel.rank else None, combine, owner))
+        for owner, piece in enumerate(pieces_of(send, counts))
+        for span, into in zip(
+            spans_of(piece, channel.count_limit),
+            spans_of(receive if owner == channel.rank else piece, channel.count_limit),
+        )
+    ]
 
 
-# ---- messages ------------------------------------------------------------------------------------
+# ---- messages: copies, what goes to others, and what comes from them -----------------------------
 
 
-def _scatter(channel, verb, arguments):
-    send, receive, root, counts = arguments
+def _scatter(channel, send, receive, root, counts):
     if channel.rank != root:
-        return PiecesCall(channel, [], [], [(root, receive)])
+        return [], [], [(root, receive)]
     pieces = pieces_of(send, counts)
-    copies = moved(channel, pieces[root], receive)
-    return PiecesCall(channel, copies, _but(root, pieces), [])
+    return moved(channel, pieces[root], receive), _but(root, pieces), []
 
 
-def _gather(channel, verb, arguments):
-    send, receive, root, counts = arguments
+def _gather(channel, send, receive, root, counts):
     if channel.rank != root:
-        return PiecesCall(channel, [], [(root, send)], [])
+        return [], [(root, send)], []
     pieces = pieces_of(receive, counts)
-    return PiecesCall(channel, moved(channel, send, pieces[root]), [], _but(root, pieces))
+    return moved(channel, send, pieces[root]), [], _but(root, pieces)
 
 
 def _but(rank, pieces) -> list[tuple]:
@@ -190,35 +176,22 @@ def _but(rank, pieces) -> list[tuple]:
     return [(other, piece) for other, piece in enumerate(pieces) if other != rank]
 
 
-def _all_to_all(channel, verb, arguments):
-    send, receive, send_counts, receive_counts, send_starts, receive_starts = arguments
+def _all_to_all(channel, send, receive, send_counts, receive_counts, send_starts, receive_starts):
     outgoing = pieces_of(send, send_counts, send_starts)
     incoming = pieces_of(receive, receive_counts, receive_starts)
     others = [(channel.rank + step) % channel.size for step in range(1, channel.size)]
-    return PiecesCall(
-        channel,
+    return (
         [(outgoing[channel.rank], incoming[channel.rank])],
         [(rank, outgoing[rank]) for rank in others],
         [(rank, incoming[rank]) for rank in reversed(others)],
     )
 
 
-def _of_library(plan, channel, verb, arguments) -> ChannelCall:
-    """Return a call of the library, which ends by an error if the channel finds a lost rank."""
-    call = plan(channel, verb, arguments)
-    if channel.look is None:
-        return call
-    return InterruptibleCall(channel, call, bytes_of(arguments))
-
-
-# Functions (channel, verb, arguments) -> ChannelCall.
-COLLECTIVES = {
-    "barrier": partial(_of_library, _barrier),
-    "all_reduce": partial(_of_library, _all_reduce),
-    "broadcast": partial(_of_library, _broadcast),
-    "all_gather": partial(_of_library, _all_gather),
-    "reduce_scatter": partial(_of_library, _reduce_scatter),
-    "scatter": _scatter,
-    "gather": _gather,
-    "all_to_all": _all_to_all,
+OF_LIBRARY = {
+    "barrier": _barrier,
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
 }
+OF_MESSAGES = {"scatter": _scatter, "gather": _gather, "all_to_all": _all_to_all}

@@ -22,6 +22,7 @@ from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
+from ..watch.watchdog import Watchdog
 from .channel import MPIChannel
 from .ending import ending
 from .guard import JobGuard
@@ -37,6 +38,7 @@ class Job:
     owns_job         it was started by mpiexec or srun for this backend, which guards it
     ends_job         the failure of a rank ends it, for others would wait; else they raise
     outlives_ranks   the ranks that live go on when others die: calls go through messages only
+    watchdogs        of the backend and its groups, by their keys; the last one notes the calls
     """
 
     def __init__(self, mpi, parent, *, owns_job: bool, ends_job: bool, outlives_ranks: bool):
@@ -46,12 +48,12 @@ class Job:
         self.local_rank = parent.rank
         self.peers = Peers(mpi, parent)
         self.guard: Any = None  # a JobGuard, from open_guard()
+        self.watchdogs: dict[str, Watchdog] = {}
         self._node = None  # of this rank, if it sees its neighbors' memory
         # of all ranks of the world: the first rank of its node, if it sees their memory
         self._homes: tuple[int | None, ...] = ()
         self._shares_cores = False
         self._communicators: list = []
-        self._watchdogs: list = []  # of the backend and its groups; the last one notes the calls
 
     def attending(self, doing: str, seconds: float):
         """Return a context manager: wardens watch what all ranks do outside of the verbs."""
@@ -62,21 +64,22 @@ class Job:
         """True unless the job belongs to another program."""
         return self.owns_job or self.outlives_ranks
 
-    def watch(self, watchdog, *, instead_of) -> None:
-        """Note the watchdog of the backend or a group, and end one of before. No communication."""
-        self._watchdogs.append(watchdog)
-        self.end_watch(instead_of)
+    def watch(self, key: str, watchdog) -> None:
+        """Let it watch over the calls of a group, in place of one of before. No communication."""
+        before = self.watchdogs.pop(key, None)
+        self.watchdogs[key] = watchdog
+        self._close_watchdog(before)
 
-    def end_watch(self, watchdog) -> None:
-        """Close a watchdog, if there is one; the last of the others notes the calls from now on.
+    def end_watch(self, key: str) -> None:
+        """Close a group's watchdog, if it has one. No communication."""
+        self._close_watchdog(self.watchdogs.pop(key, None))
 
-        No communication.
-        """
+    def _close_watchdog(self, watchdog) -> None:
+        """Close it, if there is one; the last of the others notes the calls from now on."""
         if watchdog is not None:
-            self._watchdogs.remove(watchdog)
             watchdog.close()
-        if self._watchdogs:
-            self._watchdogs[-1].take_over()
+        if self.watchdogs:
+            [*self.watchdogs.values()][-1].take_over()
 
     def find_node(self) -> None:
         """Learn this rank's place on its node, and share the node's cores and memory."""

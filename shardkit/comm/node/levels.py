@@ -31,24 +31,16 @@ class LevelsChannel(WrappedChannel):
 
     messages    the channel inside, which does what levels do not
     near, far   as of Levels
-    small_bytes, calls_before_opening   as of SharedMemoryChannel: the first small calls go through
-                messages, so that a short program need not load Numba
+    small_bytes as of SharedMemoryChannel: the first small calls go through messages, so that a
+                short program need not load Numba
     """
 
-    def __init__(
-        self,
-        messages,
-        near,
-        far,
-        *,
-        small_bytes: int = SMALL_BYTES,
-        calls_before_opening: int = CALLS_BEFORE_OPENING,
-    ):
+    def __init__(self, messages, near, far):
         super().__init__(messages)
         self.memory = ArrayMemory(near.memory.heap, address=messages.memory.address)
-        self.levels = levels = Levels(near, far, small_bytes)
-        self.small_bytes = small_bytes
-        self._num_calls_left = calls_before_opening
+        self.levels = levels = Levels(near, far, SMALL_BYTES)
+        self.small_bytes = SMALL_BYTES
+        self._num_calls_left = CALLS_BEFORE_OPENING
         self._ways = {
             "barrier": levels.meet,
             "all_reduce": levels.sum,
@@ -147,13 +139,11 @@ class Levels:
 
     # ---- async (collectives/asynchronous.py): turns between nodes, and the end within a node -----
 
-    def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
-        """Return the turns."""
-        sums, own = self._sums_of_node(send, counts, SUM)
-        return to_owner(self.far, pieces_of(sums, own), receive, scratch, tag)
-
-    def begin_all_reduce(self, array, scratch, tag):
-        """Return (turns, last)."""
+    def begin_sum(self, array, out, counts, scratch, tag):
+        """Return (turns, last) of the sum in `array`, where that is `out`, or of a slice of it."""
+        if out is not array:
+            sums, own = self._sums_of_node(array, counts, SUM)
+            return to_owner(self.far, pieces_of(sums, own), out, scratch, tag), None
         mine, here = self._sum_at_place(array, SUM)
         if self._nodes.add_all_of(mine):
             turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag)

@@ -152,6 +152,14 @@ def are_apart(one, one_bytes, other, other_bytes):
     return one + one_bytes <= other or other + other_bytes <= one or one_bytes == 0
 
 
+@inlined_once
+def own_lines(num_bytes, table):
+    """Return where this rank's share begins, and its bytes: no cache line has two writers."""
+    share = -(-num_bytes // (table[NUM_RANKS] * LINE_BYTES)) * LINE_BYTES
+    start = min(table[RANK] * share, num_bytes)
+    return start, min(share, num_bytes - start)
+
+
 # ---- barrier -------------------------------------------------------------------------------------
 
 
@@ -182,7 +190,11 @@ def all_reduce(array, table, op, kind, site, stage):
         began = begin(table, ALL_REDUCE, kind, site, num_bytes, sent)
     signature, ended = signature_of(num_bytes, ALL_REDUCE, op, kind), NOT_SHARED
     if stage < FIRST_IN_SLOTS and num_bytes > IN_SLOTS_BYTES:
-        ended = all_reduce_in_heaps(address, num_bytes, table, op, kind, signature, stage)
+        offset = heap_offset(address, num_bytes, table)
+        start, count = own_lines(num_bytes, table)
+        ended = reduce_in_heaps(
+            offset, address + start, count, start, True, table, op, kind, signature, stage
+        )
     if ended == NOT_SHARED:
         ended = all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage)
     return end(table, began, ended)
@@ -203,27 +215,6 @@ def all_reduce_in_slots(address, num_bytes, table, op, kind, signature, stage):
         find_slots(table)
         reduce_blocks(table, 0, count, address + first, op, kind, False)
     return DONE
-
-
-@inlined_once
-def all_reduce_in_heaps(address, num_bytes, table, op, kind, signature, stage):
-    """Add this rank's slice, and write it into the arrays of all.
-
-    Slices are whole cache lines: none has two writers.
-    """
-    if stage == START:
-        arrive(table, signature, heap_offset(address, num_bytes, table))
-    if stage < SECOND_MEETING:
-        if not all_have_come(table, signature):
-            return 1
-        if not find_arrays(table):
-            return NOT_SHARED
-        shard = -(-num_bytes // (table[NUM_RANKS] * LINE_BYTES)) * LINE_BYTES
-        start = min(table[RANK] * shard, num_bytes)
-        count = min(shard, num_bytes - start)
-        reduce_blocks(table, start, count, address + start, op, kind, True)
-        arrive(table, END, NOWHERE)
-    return DONE if all_have_come(table, END) else SECOND_MEETING
 
 
 @compiled
@@ -247,8 +238,8 @@ def reduce_scatter(send, receive, places, table, op, kind, in_place, site, stage
     if stage < FIRST_IN_SLOTS and whole_bytes > IN_SLOTS_BYTES:
         offset = heap_offset(whole, whole_bytes, table)
         start = start_of(places, table[RANK])
-        ended = reduce_scatter_in_heaps(
-            offset, own, own_bytes, start, table, op, kind, signature, stage
+        ended = reduce_in_heaps(
+            offset, own, own_bytes, start, False, table, op, kind, signature, stage
         )
     if ended == NOT_SHARED:
         ended = reduce_scatter_in_slots(
@@ -281,8 +272,8 @@ def reduce_scatter_in_slots(whole, own, own_bytes, places, table, op, kind, sign
 
 
 @inlined_once
-def reduce_scatter_in_heaps(offset, own, own_bytes, start, table, op, kind, signature, stage):
-    """Add the slice that begins at `start` and that this rank owns, from the arrays of all.
+def reduce_in_heaps(offset, own, own_bytes, start, in_all, table, op, kind, signature, stage):
+    """Add what begins at `start` and this rank owns, from the arrays of all; into all, if `in_all`.
 
     Its place in them may be `own`.
     """
@@ -293,7 +284,7 @@ def reduce_scatter_in_heaps(offset, own, own_bytes, start, table, op, kind, sign
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        reduce_blocks(table, start, own_bytes, own, op, kind, False)
+        reduce_blocks(table, start, own_bytes, own, op, kind, in_all)
         arrive(table, END, NOWHERE)
     return DONE if all_have_come(table, END) else SECOND_MEETING
 

@@ -22,10 +22,9 @@ from ...comm.collectives.asynchronous import (
     AsyncCollective,
     InTurn,
     begin_all_gather,
-    begin_ordered_all_reduce,
-    begin_ordered_reduce_scatter,
+    begin_ordered_sum,
 )
-from ...comm.collectives.compressed import compressed_all_reduce, compressed_reduce_scatter
+from ...comm.collectives.compressed import compressed_sum
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 
 # tags of programs that failed come back after so many more of them, those of collectives under way
@@ -76,13 +75,9 @@ class Movement:
 
         out   what must be right on this rank: `total` itself, or an array for this rank's shard
         """
-        reduce_scatter, all_reduce = self._sums()
-        if out is total:
-            all_reduce(self.group, total)
-        else:
-            reduce_scatter(self.group, total, out)
+        self._add(self.group, total, out)
         for group in self.between:
-            all_reduce(group, out)
+            self._add(group, out, out)
 
     def owned(self, size: int) -> slice:
         """Return which of `size` elements that several groups keep is owned by this one."""
@@ -99,18 +94,18 @@ class Movement:
             counts = shares_of(kept.size, group.world_size)
             group.all_gather(pieces_of(kept, counts)[group.rank], kept, counts)
 
-    def _sums(self):
+    def _add(self, group, total, out):
         if self._wire_dtype:
-            return compressed_reduce_scatter, compressed_all_reduce
-        if self.is_deterministic:
-            return ordered_reduce_scatter, ordered_all_reduce
-        return self._reduce_scatter, CommunicationBackend.all_reduce
-
-    def _reduce_scatter(self, group, total, out):
-        apart = self._gradients.take(out.size)
-        group.reduce_scatter(total, apart)
-        out[:] = apart
-        self._gradients.give(apart)
+            compressed_sum(group, total, out)
+        elif out is total:
+            ordered_all_reduce(group, total) if self.is_deterministic else group.all_reduce(total)
+        elif self.is_deterministic:
+            ordered_reduce_scatter(group, total, out)
+        else:
+            apart = self._gradients.take(out.size)
+            group.reduce_scatter(total, apart)
+            out[:] = apart
+            self._gradients.give(apart)
 
     # ---- asynchronous ----------------------------------------------------------------------------
 
@@ -128,12 +123,9 @@ class Movement:
         # the first shares of an uneven cut are larger than the last
         shares = [n * max(shares_of(out.size, n)) for n in sizes]
         scratch, tag = self._gradients.take(max(total.size, *shares, 0)), self._next_tag()
-        if out is total:
-            first = begin_ordered_all_reduce(self.group, total, scratch, tag)
-        else:
-            first = begin_ordered_reduce_scatter(self.group, total, out, scratch, tag)
+        first = begin_ordered_sum(self.group, total, out, scratch, tag)
         later = [
-            (group, partial(begin_ordered_all_reduce, group, out, scratch, tag))
+            (group, partial(begin_ordered_sum, group, out, out, scratch, tag))
             for group in self.between
         ]
         return self._note(_UnderWay(InTurn(first, later) if later else first, scratch))
