@@ -116,6 +116,7 @@ def verbs(backend, size, dtype, where):
 
 @pytest.mark.parametrize("where", ["heap", "private", "mixed"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.strength(1)  # where arrays are is settled before anything is added
 @pytest.mark.thorough(but=3)
 def test_every_verb_leaves_what_mpi_leaves(node, dtype, where):
     differ = []
