@@ -211,7 +211,6 @@ def at_length(*case):
     "arguments, num_run, left_out",
     [
         (["-n", "1"], QUICK, f"{ALL - QUICK} thorough tests and tests/e2e"),
-        at_length([], QUICK, f"{ALL - QUICK} thorough tests and tests/e2e"),
         at_length(["--all"], ALL + 1, ""),
         at_length(["--all", "-n", "1"], ALL + 1, ""),
         (["--all", "-m", "sweep"], WHOLE - ALL + SWEPT, ""),
