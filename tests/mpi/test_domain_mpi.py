@@ -10,7 +10,7 @@ from shardkit import models, nn
 from shardkit.testing.parallel import cut_layers
 
 pytestmark = pytest.mark.mpi
-STEPS, TOLERANCE = 3, 1e-10
+STEPS, TOLERANCE = 2, 1e-10
 
 
 def cases():

@@ -75,7 +75,7 @@ def test_compile_is_refused_on_all_ranks(backend, axis):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 2), (1, 4), (1, 3)])
 def test_a_hybrid_mesh_follows_the_serial_run(backend, on_one_rank, pipeline, tensor):
-    """float64, five AdamW steps with clipping."""
+    """float64, three AdamW steps with clipping."""
     if backend.world_size % (pipeline * tensor):
         pytest.skip(f"{backend.world_size} ranks are no pipeline {pipeline} x tensor {tensor}")
 
@@ -90,7 +90,7 @@ def test_a_hybrid_mesh_follows_the_serial_run(backend, on_one_rank, pipeline, te
         )
         gpt = sk.models.GPT(60, 12, width=24, layers=2, heads=12, dtype="float64")
         model = sk.HybridShardedModel(gpt, config, pipeline, tensor)
-        for step in range(5):
+        for step in range(3):
             x, y = token_batch(step, 8)
             model.train(*sk.split_batch(model.mesh, x % 60, y % 60))
         return model.gather_full_parameters(), model
@@ -122,12 +122,12 @@ def test_gradients_equal_a_float64_serial_run_to_rounding(backend, on_one_rank, 
 @pytest.mark.thorough(but=1)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(backend, strategy, tmp_path):
     folder = backend.broadcast_object(str(tmp_path), 0)
-    whole, _ = train(strategy, backend, 5)
-    first, _ = train(strategy, backend, 3)
+    whole, _ = train(strategy, backend, 4)
+    first, _ = train(strategy, backend, 2)
     first.save_model(folder)
     second, _ = train(strategy, backend, 0)
     second.load_model(folder)
-    for step in range(3, 5):
+    for step in range(2, 4):
         second.train(*sk.split_batch(second.mesh, *token_batch(step)))
     same = (whole.gather_full_parameters() == second.gather_full_parameters()).all()
     for model in (whole, first, second):
