@@ -463,9 +463,9 @@ def apart(backend):
 def test_parameters_in_common_memory_end_in_the_bits_of_messages(node, apart, policy, steps):
     ends, common = [], []
     for backend in (node, apart):
-        model, _ = train(policy, backend, 2, samples=2 * backend.world_size)
+        model, _ = train(policy, backend, 1, samples=2 * backend.world_size)
         seen = []
-        for step in range(3):
+        for step in range(2):
             x, y = sk.split_batch(model.mesh, *token_batch(step, 2 * backend.world_size))
             if steps == "train":
                 model.train(x, y)
