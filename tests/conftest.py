@@ -94,6 +94,17 @@ class LastingObjects:
         self._num_modules = self._num_tests = 0
         self._file = None
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self):
+        """Collect tests, and no garbage: what they are made of stays, and would be looked through
+        dozens of times.
+        """
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+
     def pytest_collection_finish(self):
         self._keep()
 

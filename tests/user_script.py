@@ -1,4 +1,4 @@
-"""A script of a user's own, which `mypy --strict` must pass and every rank can run.
+"""A script of a user's own, which mypy must pass strictly and every rank can run.
 
 It names everything in shardkit.__all__, as a user would; tests/pure/test_types.py.
 """

@@ -48,9 +48,9 @@ def step_of(book, layers, style="gpt2", **settings):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.thorough
 def test_a_layer_adds_a_known_number_of_launches_and_no_casts_or_waits(book, style, dtype):
-    few, many = [step_of(book, layers, style, compute_dtype=dtype) for layers in (1, 3)]
+    few, many = [step_of(book, layers, style, compute_dtype=dtype) for layers in (1, 2)]
     more = {name: number - few[0].get(name, 0) for name, number in many[0].items()}
-    assert sum(more.values()) / (2 * 2) <= MOST_LAUNCHES[style], more
+    assert sum(more.values()) / 2 <= MOST_LAUNCHES[style], more
     assert more.get("copy", 0) == 0  # where astype() is counted
     assert not {"cos", "sin", "power"} & set(many[0])  # of tables of rotary positions
     assert len(many[1]) == len(few[1]) == 1, many[

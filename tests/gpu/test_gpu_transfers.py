@@ -10,7 +10,7 @@ from collections import Counter
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
-from hybrids import batch, gpt, hybrid
+from hybrids import batch, gpt, hybrid, layers_for
 
 import shardkit as sk
 
@@ -113,7 +113,8 @@ def test_the_kernels_ask_for_nothing(book):
 @pytest.mark.thorough
 def test_pipelines_and_tensor_ranks_ask_for_no_more(book, mesh, schedule, settings):
     def make(backend):
-        return hybrid(backend, mesh, "fsdp", schedule, model=gpt(3), device="cuda", **settings)
+        model = gpt(max(2, layers_for(mesh[0], schedule)))  # a border between two layers
+        return hybrid(backend, mesh, "fsdp", schedule, model=model, device="cuda", **settings)
 
     def on_rank(backend):
         model = make(backend)

@@ -43,7 +43,7 @@ def test_each_trial_on_groups_has_the_bits_that_it_has_alone(backend, folder, nu
         assert ensemble.run() == trials
     equal = None
     if backend.rank == 0:
-        good = [seed for seed in range(num_trials) if seed != 1]
+        good = [0, num_trials // 2, num_trials - 1]  # of a group's first trials, and of its last
         equal = [alone_is_equal(folder, size, seed) for size in sizes for seed in good]
     equal = backend.broadcast_object(equal, 0)
     assert all(equal)

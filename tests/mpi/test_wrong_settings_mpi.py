@@ -1,5 +1,7 @@
 """MPI ranks: what is wrong on one rank only is refused on all, and they go on together."""
 
+import itertools
+
 import numpy
 import pytest
 from wrong_settings import CALLED, MADE, batch, mlp
@@ -31,6 +33,11 @@ CALLS = (
 ODD = {"the first": lambda b: b.rank == 0, "the last": lambda b: b.rank == b.world_size - 1}
 
 
+def in_turn(names):
+    """Each name at one rank or the other: whose it is makes no difference to what is compared."""
+    return list(zip(names, itertools.cycle(ODD)))
+
+
 def told_by_all(backend, act, where):
     """What each rank is told: class and message."""
     with pytest.raises((sk.ShardkitError, ValueError, TypeError)) as caught:
@@ -44,8 +51,7 @@ def check(backend, told, words, where):
     assert backend.world_size == 1 or f"rank {rank}" in told[0][1]
 
 
-@pytest.mark.parametrize("where", ODD)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name, where", in_turn(SETTINGS))
 def test_a_setting_that_is_wrong_on_one_rank_is_refused_on_all(backend, name, where):
     if backend.world_size == 1:
         pytest.skip("alone, a rank is told where it makes the setting")
@@ -56,8 +62,7 @@ def test_a_setting_that_is_wrong_on_one_rank_is_refused_on_all(backend, name, wh
     again.close()
 
 
-@pytest.mark.parametrize("where", ODD)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name, where", in_turn(CALLS))
 def test_a_call_that_is_wrong_on_one_rank_is_refused_on_all(backend, name, where):
     call, words = CALLED[name]
     config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(), micro_batches=2)

@@ -95,10 +95,17 @@ def python(statement, *before):
 
 def file_calls(statement, folder):
     """Return the number of system calls that name a file or look at an open one."""
-    python(statement)  # the files of compiled modules are there
+    loaded_by(statement)  # the files of compiled modules are there
     uncovered = ("env", "-u", "COVERAGE_PROCESS_CONFIG")  # coverage.py reads each file it traces
     python(statement, *uncovered, *traced(folder))
     return file_calls_in(folder)
+
+
+@cache
+def loaded_by(statement):
+    """Return the names of the modules that are there after a statement."""
+    said = python(f"{statement}\nimport json, sys; print(json.dumps(list(sys.modules)))")
+    return json.loads(said.strip().splitlines()[-1])
 
 
 @cache
@@ -112,12 +119,7 @@ def file_calls_of_python():
 @pytest.mark.thorough(but=3)
 def test_nothing_is_imported_before_it_is_needed(what):
     statement, allowed, _ = TABLE[what]
-    loaded = json.loads(
-        python(f"{statement}\nimport json, sys; print(json.dumps(list(sys.modules)))")
-        .strip()
-        .splitlines()[-1]
-    )
-    assert set(HEAVY) & set(loaded) <= set(allowed.split())
+    assert set(HEAVY) & set(loaded_by(statement)) <= set(allowed.split())
 
 
 @needs_strace

@@ -8,7 +8,7 @@ import shardkit as sk
 from shardkit import ConfigurationError, ShapeError
 from shardkit.nn import SpectralConv, Tensor
 
-STEPS = 50
+STEPS = 20
 SENDERS, RECEIVERS = [0, 1, 2, 3, 3, 1], [1, 2, 3, 0, 1, 3]
 
 
@@ -286,7 +286,7 @@ def test_a_spectral_convolution_is_a_product_of_whole_spectra(modes, grid):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thorough
-def test_fifty_steps_are_those_of_pytorch(name):
+def test_twenty_steps_are_those_of_pytorch(name):
     make, twin, criterion, batch = CASES[name]
     (x, y), model = batch(), make()
     rate = 0.05

@@ -340,13 +340,17 @@ def check_use(array, writes=False):
             f"{array._allocation.device} while "
             f"current = {machine.device}"
         )
-    if machine.stream.capture is None and array.size:
-        allocation = array._allocation
+    stream, allocation = machine.stream, array._allocation
+    if stream.capture is not None or not array.size:
+        return
+    if not machine.on_the_way and not allocation.parts:
+        machine.check_seen(stream, allocation, "work")  # whose bytes these are makes no difference
+    else:
         start, stop = numpy.lib.array_utils.byte_bounds(array._host)
         if writes:
             machine.check_not_on_the_way(start, stop)
         start, stop = start - allocation.address, stop - allocation.address
-        machine.check_seen(machine.stream, allocation, "work", start, stop)
+        machine.check_seen(stream, allocation, "work", start, stop)
 
 
 def wrapped(host, of=None) -> ndarray:

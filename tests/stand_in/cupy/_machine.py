@@ -14,13 +14,17 @@ Work on arrays is done at once. What a program may not count on until it has wai
 streams, is done as late as a real GPU might do it: when somebody waits.
 """
 
+import mmap
+import os
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from bisect import bisect_right, insort
 from collections import Counter
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy
@@ -28,6 +32,7 @@ import numpy
 _HERE = str(Path(__file__).parents[1])
 LIMIT_SECONDS = 20.0  # that work on a stream waits for others before the stand-in gives up
 _UNIT = 512  # bytes: what the pool rounds an allocation up to
+_LARGE = 1 << 20  # bytes
 
 
 class Transfer(NamedTuple):
@@ -109,13 +114,21 @@ class Capture:
         self.works, self.targets, self.made, self.is_valid = [], [], [], True
 
 
+class Here(threading.local):
+    """What each thread has of its own: its current device, {device: current stream}, and the
+    allocator of the block that it is in.
+    """
+
+    device, streams, allocator = 0, MappingProxyType({}), None
+
+
 class Machine:
     """All GPUs of one process. capacity_bytes is of each; num_devices how many are visible."""
 
     def __init__(self):
         self.lock = threading.RLock()
         self.num_devices, self.capacity_bytes = 1, 1 << 30
-        self.here = threading.local()
+        self.here = Here()
         self.transfers: list[Transfer] = []
         self.launches: Counter = Counter()
         self.host_waits: list[tuple[str, str]] = []  # (place, name of the thread)
@@ -136,6 +149,7 @@ class Machine:
         self.on_the_way: list[
             tuple[int, int]
         ] = []  # (address, bytes) of GPU memory that copies will touch
+        self.nans = tempfile.TemporaryFile()  # as many bytes of NaN as the largest block has
 
     # ---- the book --------------------------------------------------------------------------------
 
@@ -175,7 +189,7 @@ class Machine:
     @property
     def device(self) -> int:
         """The current one of this thread."""
-        return getattr(self.here, "device", 0)
+        return self.here.device
 
     @device.setter
     def device(self, ordinal):
@@ -184,18 +198,22 @@ class Machine:
     @property
     def stream(self):
         """The current one of this thread and device."""
-        return self.stream_of(self.device)
+        here = self.here
+        return here.streams.get(here.device) or self.null_stream(here.device)
 
     def stream_of(self, device):
         """The current one of this thread and this device."""
-        return getattr(self.here, "streams", {}).get(device) or self.null_stream(device)
+        return self.here.streams.get(device) or self.null_stream(device)
 
     def use_stream(self, queue):
         """Make it the current one."""
-        self.here.streams = {**getattr(self.here, "streams", {}), self.device: queue}
+        self.here.streams = {**self.here.streams, self.device: queue}
 
     def null_stream(self, device):
         """The one that every device has; its address is 0."""
+        found = self._null_streams.get(device)
+        if found is not None:  # each operation asks: without the lock that all threads want
+            return found
         with self.lock:
             if device not in self._null_streams:
                 self._null_streams[device] = Queue(self, device, 0, non_blocking=False)
@@ -267,7 +285,7 @@ class Machine:
 
     def lease(self, num_bytes):
         """Memory of the allocator of this thread; None if it uses the pool that all have."""
-        allocator = getattr(self.here, "allocator", None)
+        allocator = self.here.allocator
         if allocator is None:
             if self.stream.capture is not None:
                 self.mistake(
@@ -354,6 +372,8 @@ class Machine:
         """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes
         of the allocation.
         """
+        if allocation.written[0] is stream and not allocation.parts:
+            return  # as nearly all that is read
         with self.lock:
             writers = [allocation.written] + [
                 part[2:] for part in allocation.parts if part[0] < stop and start < part[1]
@@ -497,9 +517,22 @@ class Queue:
 
 def _aligned(num_bytes):
     """Bytes that begin where the pool lets a block begin; NaN, for those who read them."""
+    if num_bytes >= _LARGE:
+        return numpy.frombuffer(_large_block(num_bytes), numpy.uint8, num_bytes)
     block = numpy.full(num_bytes + _UNIT, 0xFF, numpy.uint8)
     start = -block.ctypes.data % _UNIT
     return block[start : start + num_bytes]
+
+
+def _large_block(num_bytes):
+    """The same, of pages that cost nothing until they are written: workspaces hardly are."""
+    with machine.lock:
+        file = machine.nans
+        size = file.seek(0, os.SEEK_END)
+        while size < num_bytes:
+            size += file.write(b"\xff" * _LARGE)
+        file.flush()
+    return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY)
 
 
 def caller() -> str:
