@@ -220,7 +220,7 @@ def serial(layers, steps) -> "Run":
     return trained(SERIAL, "ddp", "gpipe", steps, model=lambda: gpt(layers))
 
 
-def trained(mesh, policy="fsdp", schedule="1f1b", steps=3, **settings) -> Run:
+def trained(mesh, policy="fsdp", schedule="1f1b", steps=2, **settings) -> Run:
     """Train on ranks that are threads, whatever hybrid() takes. Ranks must agree to the bit."""
 
     def on_rank(backend):

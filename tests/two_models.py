@@ -7,7 +7,7 @@ from hybrids import gpt, hybrid, step_once
 
 from shardkit.testing.parallel import gradient_norm_of
 
-STEPS = 3
+STEPS = 2
 LLAMA = {"style": "llama", "heads": 12}
 PAIRS = {  # number of ranks: pairs of what make() takes
     4: [

@@ -160,11 +160,7 @@ class Module:
 
     def members(self) -> "dict[str, Parameter | Buffer | Module]":
         """Return what this module is made of, one level deep, in order."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, (Parameter, Buffer, Module))
-        }
+        return {name: value for name, value in vars(self).items() if isinstance(value, _MEMBERS)}
 
     def named_modules(self) -> "dict[str, Module]":
         """Return {dotted path: module}, itself first under ""; each once, under its first path."""
@@ -332,20 +328,24 @@ class _First(_Plain):
 _PLAIN, _FIRST = _Plain(), _First()
 
 
-def _tree_of(module, path="", seen=None):
-    """Yield (dotted path, module, parameter or buffer), parents first, each object once."""
-    seen = set() if seen is None else seen
-    if id(module) in seen:
+_MEMBERS = Parameter, Buffer, Module
+
+
+def _tree_of(module):
+    """Return the (dotted path, module, parameter or buffer), parents first, each object once."""
+    found: dict[int, tuple] = {}
+    _add_tree(found, "", module)
+    return found.values()
+
+
+def _add_tree(found, path, member):
+    if id(member) in found:
         return
-    seen.add(id(module))
-    yield path, module
-    for name, member in members_of(module).items():
-        below = f"{path}.{name}" if path else name
-        if isinstance(member, Module):
-            yield from _tree_of(member, below, seen)
-        elif id(member) not in seen:
-            seen.add(id(member))
-            yield below, member
+    found[id(member)] = path, member
+    if isinstance(member, Module):
+        above = f"{path}." if path else ""
+        for name, below in members_of(member).items():
+            _add_tree(found, above + name, below)
 
 
 TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
@@ -494,7 +494,7 @@ def _contained(value):
     while left:
         inside = left.pop()
         for element in inside.values() if isinstance(inside, dict) else inside:
-            if isinstance(element, (Parameter, Buffer, Module)):
+            if isinstance(element, _MEMBERS):
                 yield element
             elif isinstance(element, _CONTAINERS) and id(element) not in seen:
                 seen.add(id(element))

@@ -13,9 +13,9 @@ import shardkit as sk
 from shardkit import ConfigurationError
 from shardkit.testing.array import library_named
 
-STEPS, SAMPLES, VOCABULARY, SEQUENCE = 50, 8, 32, 16
+STEPS, SAMPLES, VOCABULARY, SEQUENCE = 30, 8, 32, 16
 TOLERANCE = 1e-5  # relative, of float32 losses; 2e-7 was measured
-LEARNING_RATE, MAXIMUM_NORM = 3e-3, 1.0
+LEARNING_RATE, MAXIMUM_NORM = 6e-3, 1.0
 
 
 def gpt(style, seed=1):
@@ -76,7 +76,7 @@ def our_losses(
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.thorough
-def test_the_losses_of_fifty_steps_are_those_of_torch(style, mesh):
+def test_the_losses_of_thirty_steps_are_those_of_torch(style, mesh):
     losses = our_losses(style, mesh)
     wanted = torch_losses(style)
     assert wanted[-1] < 0.6 * wanted[0], "wanted a model that learns"

@@ -25,8 +25,18 @@ X = numpy.random.default_rng(0).normal(size=(48, 4)).astype(numpy.float32)
 Y = X.sum(1, keepdims=True)
 HELD = X[:9] + 1, Y[:9]
 SETTINGS = {"run.steps": 3, "batch.sequences": 12, "batch.micro_batch": 2}
-ODD = [(ranks, odd) for ranks in (2, 3) for odd in (0, ranks - 1)]
 LIMIT = 30  # seconds, after which a rank that waits for others fails the test
+
+
+@pytest.fixture(params=[2, 3])
+def num_ranks(request):
+    return request.param
+
+
+@pytest.fixture(params=["first", "last"])
+def odd(request, num_ranks):
+    """The rank that differs."""
+    return 0 if request.param == "first" else num_ranks - 1
 
 
 class Rows(sk.Samples):
@@ -195,7 +205,6 @@ def check_refused(errors, kinds, odd, words):
     assert re.search(words, text), text
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_a_difference_is_refused_on_all_ranks_before_the_first_step(what, num_ranks, odd, tmp_path):
     usual, other, words = DIFFERENCES[what]
@@ -213,7 +222,6 @@ def test_there_are_more_than_twenty_differences():
 VERSIONS = ["shardkit", "numpy", "numba", "Python"]
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", VERSIONS)
 def test_other_software_is_refused(what, num_ranks, odd, tmp_path, monkeypatch):
     name = f"the version of {what}"
@@ -240,7 +248,6 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", RAISED)
 def test_what_one_rank_raises_before_it_is_raised_on_all(what, num_ranks, odd, tmp_path):
     usual = {} if "data" not in RAISED[what] else {"data": (Rows(), Rows(9))}
@@ -249,7 +256,6 @@ def test_what_one_rank_raises_before_it_is_raised_on_all(what, num_ranks, odd, t
     check_refused(errors, [OSError, FileNotFoundError, sk.ConfigurationError], odd, "")
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 def test_a_run_that_goes_on_for_one_rank_is_refused(num_ranks, odd, tmp_path):
     assert not any(trained(tmp_path, num_ranks, odd, {}, {})[0])
 
@@ -322,7 +328,6 @@ OF_RUNS = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", OF_RUNS)
 def test_a_run_is_measured_alike_by_all_ranks(what, num_ranks, odd, language):
     other, data, words = OF_RUNS[what]
@@ -358,7 +363,6 @@ MEASURED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", MEASURED)
 def test_other_samples_are_not_measured(what, num_ranks, odd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -396,7 +400,6 @@ OPTIMIZED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", OPTIMIZED)
 def test_optimize_takes_the_same_on_all_ranks(what, num_ranks, odd, tmp_path):
     data, how, words = OPTIMIZED[what]
@@ -427,7 +430,6 @@ PREPARED = {
 }
 
 
-@pytest.mark.parametrize("num_ranks, odd", ODD)
 @pytest.mark.parametrize("what", PREPARED)
 def test_prepare_takes_the_same_on_all_ranks(what, num_ranks, odd, tmp_path):
     other, words = PREPARED[what]

@@ -64,14 +64,14 @@ def batch(step):
 
 
 def large_allocations(num_ranks, make_model):
-    """What two steps allocate after two others, and whether the arena stayed as it was, of all
+    """What a step allocates after two others, and whether the arena stayed as it was, of all
     ranks together.
     """
     watch, barrier, grown = Watch(num_ranks), threading.Barrier(num_ranks), [None] * num_ranks
 
     def run(backend):
         model = make_model(backend)
-        batches = [sk.split_batch(model.mesh, *batch(step)) for step in range(4)]
+        batches = [sk.split_batch(model.mesh, *batch(step)) for step in range(3)]
         for x, y in batches[:2]:
             model.train(x, y)
         arena = pools_of(model).arena

@@ -21,7 +21,7 @@ from shardkit.testing.train import (
     train_run,
 )
 
-ROWS = 60
+ROWS = 40
 SMALL_IMAGES = {"model.small_images": True, "model.norm": "group"}
 PATCH = {"model.patch": [2], "data.kind": "regression"}
 TWO = {"model.patch": [3, 4], "data.kind": "binary"}
@@ -74,7 +74,7 @@ def settings_of(data, folder, case, **changes):
     given = {
         "run.task": name,
         "run.folder": str(folder),
-        "run.steps": 4,
+        "run.steps": 2,
         "run.checkpoint_every": 2,
         "run.validate_every": 2,
         "batch.sequences": 8,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 
 import h5py
 import numpy
@@ -37,8 +38,8 @@ def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.thorough(but=2)
 def test_resuming_equals_the_uninterrupted_run_bit_for_bit(strategy, tmp_path):
-    run(strategy, 2, 3, save=tmp_path)
-    assert run(strategy, 2, 2, load=tmp_path, start=3) == run(strategy, 2, 5)
+    run(strategy, 2, 2, save=tmp_path)
+    assert run(strategy, 2, 1, load=tmp_path, start=2) == run(strategy, 2, 3)
 
 
 @pytest.mark.strength(1)
@@ -135,11 +136,27 @@ DAMAGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def saved_at(tmp_path_factory):
+    """A function that returns a folder of checkpoints of these steps."""
+
+    @cache
+    def save(*steps):
+        folder = tmp_path_factory.mktemp("saved")
+        for start, step in zip((0, *steps), steps):
+            load = folder if start else None
+            run("FSDP", 2, step - start, load=load, start=start, save=folder)
+        return folder
+
+    return save
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.thorough
-def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_used(damage, tmp_path):
-    run("FSDP", 2, 2, save=tmp_path)
-    run("FSDP", 2, 1, load=tmp_path, start=2, save=tmp_path)
+def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_used(
+    damage, saved_at, tmp_path
+):
+    shutil.copytree(saved_at(2, 3), tmp_path, dirs_exist_ok=True)
     DAMAGE[damage](tmp_path / "step-00000003")
 
     def on_rank(backend):
@@ -157,9 +174,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.thorough(but=3)
 def test_without_a_valid_checkpoint_loading_fails_on_all_ranks_and_the_model_is_unchanged(
-    damage, tmp_path
+    damage, saved_at, tmp_path
 ):
-    run("FSDP", 2, 1, save=tmp_path)
+    shutil.copytree(saved_at(1), tmp_path, dirs_exist_ok=True)
     DAMAGE[damage](tmp_path / "step-00000001")
 
     def on_rank(backend):

@@ -3,7 +3,9 @@ with a reason.
 """
 
 import json
+import shutil
 import tracemalloc
+from functools import cache
 
 import numpy
 import pytest
@@ -72,16 +74,29 @@ def edit_json(path, **changes):
     )
 
 
-@pytest.fixture
-def theirs(tmp_path):
-    """A function that writes a small model as a folder of transformers and returns it."""
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A function that writes a small model as a checkpoint and a folder of transformers, once."""
 
+    @cache
     def write(**changes):
-        save(lambda: gpt(**changes), tmp_path / "theirs.store")
-        to_safetensors(tmp_path / "theirs.store", tmp_path / "theirs")
-        return tmp_path / "theirs"
+        folder = tmp_path_factory.mktemp("written")
+        save(lambda: gpt(**changes), folder / "theirs.store")
+        to_safetensors(folder / "theirs.store", folder / "theirs")
+        return folder
 
     return write
+
+
+@pytest.fixture
+def theirs(written, tmp_path):
+    """A function that returns a small model as a folder of transformers, which may be changed."""
+
+    def copy(**changes):
+        shutil.copytree(written(**changes), tmp_path, dirs_exist_ok=True)
+        return tmp_path / "theirs"
+
+    return copy
 
 
 # ---- there and back, without transformers --------------------------------------------------------

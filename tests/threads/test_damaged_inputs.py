@@ -35,6 +35,7 @@ TABLE = {
     "batch.sequences": 8,
     "batch.micro_batch": 4,
     "model.hidden": [4],
+    "run.validation_batches": 1,
 }
 LANGUAGE = {
     "model.width": 8,

@@ -15,7 +15,7 @@ from shardkit.testing.parallel import SampleParts, gradient_norm_of
 
 TOLERANCE = 1e-10
 F64 = {"dtype": "float64"}
-STEPS = 3
+STEPS = 2
 
 
 @nn.partwise
@@ -360,8 +360,11 @@ def test_blocks_are_computed_again_on_parts(name):
 
 
 @pytest.mark.thorough(but=1)
-@pytest.mark.parametrize("name", ["a net", "ResNet", "tokens", *LOOKING])
-def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name):
+@pytest.mark.parametrize(
+    "name, data",
+    [(name, (4, 2)[turn % 2]) for turn, name in enumerate(["a net", "ResNet", "tokens", *LOOKING])],
+)
+def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name, data):
     """Eight samples in micro-batches of two."""
 
     def on_rank(backend, **sizes):
@@ -386,8 +389,7 @@ def test_bits_do_not_depend_on_data_and_stages_beside_the_same_domain_ranks(name
         return losses, weights.tobytes()
 
     wanted = sk.run_ranks(2, lambda backend: on_rank(backend, domain=2))[0]
-    assert sk.run_ranks(4, lambda backend: on_rank(backend, domain=2))[0] == wanted
-    assert sk.run_ranks(8, lambda backend: on_rank(backend, domain=2))[0] == wanted
+    assert sk.run_ranks(2 * data, lambda backend: on_rank(backend, domain=2))[0] == wanted
     assert sk.run_ranks(4, lambda backend: on_rank(backend, domain=2, pipeline=2))[0] == wanted
 
 

@@ -38,7 +38,7 @@ CHOICES = {  # patterns of what is frozen, changes to the model
 }
 
 
-def trained(backend, maker, frozen, model=None, steps=3, optimizer=None, **settings):
+def trained(backend, maker, frozen, model=None, steps=2, optimizer=None, **settings):
     config = sk.ShardingConfiguration(
         backend,
         **{
@@ -115,13 +115,13 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("maker", [sk.FSDPModel, hybrid(2), hybrid(1, 2)], ids=["fsdp", "p", "t"])
 @pytest.mark.thorough(but=3)
-def test_frozen_weights_keep_their_bits_over_20_steps_and_all_others_move(rule, maker):
+def test_frozen_weights_keep_their_bits_over_five_steps_and_all_others_move(rule, maker):
     frozen = ("embedding.*", "blocks.0.*", "*norm*")
 
     def run(backend):
         model = trained(backend, maker, frozen, steps=0, optimizer=RULES[rule], micro_batches=1)
         before = by_name(model)
-        for step in range(20):
+        for step in range(5):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 4)))
         after = by_name(model)
         held = {n for n, p in model.wrapped_model.named_parameters().items() if not p.requires_grad}

@@ -28,7 +28,7 @@ def gpt():
 
 
 def trained(
-    backend, maker=sk.DDPModel, num_data=1, rule=None, steps=3, samples=8, groups=GROUPS, **settings
+    backend, maker=sk.DDPModel, num_data=1, rule=None, steps=2, samples=8, groups=GROUPS, **settings
 ):
     config = sk.ShardingConfiguration(
         backend,
@@ -52,7 +52,7 @@ def serial(**settings):
     return sk.run_ranks(1, lambda b: trained(b, **settings).get_parameters())[0]
 
 
-def by_pytorch(monkeypatch, adjust, nesterov, steps=3):
+def by_pytorch(monkeypatch, adjust, nesterov, steps=2):
     """Return what PyTorch's Muon and AdamW make of the same gradients, without bfloat16."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())
     model = gpt()

@@ -29,7 +29,7 @@ ROWS = 240
 SMALL = {
     "run.task": "table",
     "batch.sequences": 24,
-    "batch.micro_batch": 2,
+    "batch.micro_batch": 4,
     "run.steps": 4,
     "run.checkpoint_every": 2,
     "run.validate_every": 2,
@@ -146,6 +146,7 @@ def test_predictions_are_in_the_units_of_a_target_that_was_scaled_by_logarithms(
         settings_of(
             folder,
             run__steps=60,
+            batch__micro_batch=24,
             run__checkpoint_every=60,
             run__validate_every=60,
             optimizer__learning_rate=0.02,
@@ -228,6 +229,7 @@ def test_a_number_and_a_class_are_predicted_by_one_model(has_weights, folder):
 def test_quantiles_of_a_number_alone_hold_as_many_rows_as_they_say(folder):
     changes = {"data__quantiles": QUANTILES, "optimizer__learning_rate": 0.02}
     steps = {"run__steps": 300, "run__checkpoint_every": 300, "run__validate_every": 300}
+    steps["batch__micro_batch"] = 24
     run(settings_of(folder, **changes, **steps, data__validation_percent=20.0))
     found = predicted(folder, str(folder / "t.csv"))
     assert [*found] == ["prediction", "quantile_0.1", "quantile_0.5", "quantile_0.9"]

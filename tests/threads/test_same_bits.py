@@ -27,9 +27,10 @@ from shardkit.testing.train import Parallel, configuration_of, make_model
 
 RunConfiguration = configuration_of(Language)
 
-MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
+MICRO_BATCH, STEPS, MAXIMUM_RANKS = 2, 2, 8
 FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}  # micro-batches of the global batch: data sizes
 ORDERS = (("pipeline", "data", "tensor"), ("pipeline", "tensor", "data"))
+LAYERS = {1: 4, 2: 4, 3: 2, 4: 2, 6: 1, 8: 1}  # of a tensor size, whose stages are fewer
 SIZES = [(tensor, 8) for tensor in (1, 2, 3, 4, 6, 8)] + [(tensor, 12) for tensor in (1, 2)]
 
 
@@ -43,7 +44,7 @@ def bits(mesh, policy, schedule, num_micro_batches, order=ORDERS[0]):
             mesh,
             policy,
             schedule,
-            model=gpt(LAYERS, dtype="float32"),
+            model=gpt(LAYERS[mesh[2]], dtype="float32"),
             order=order,
             micro_batches=num_micro_batches // mesh[1],
         )
@@ -55,9 +56,10 @@ def bits(mesh, policy, schedule, num_micro_batches, order=ORDERS[0]):
     return results.pop()
 
 
-def fits(pipeline, schedule):
+def fits(mesh, schedule):
     """True if the model has a block for every stage."""
-    return pipeline * (2 if schedule in ("interleaved", "zb-v") else 1) <= LAYERS + 2
+    stages = mesh[0] * (2 if schedule in ("interleaved", "zb-v") else 1)
+    return stages <= LAYERS[mesh[2]] + 2
 
 
 def meshes_with(tensor, family):
@@ -66,7 +68,7 @@ def meshes_with(tensor, family):
         mesh
         for num_ranks in range(1, MAXIMUM_RANKS + 1)
         for mesh in meshes(num_ranks)
-        if mesh[2] == tensor and mesh[1] in FAMILIES[family] and fits(mesh[0], "1f1b")
+        if mesh[2] == tensor and mesh[1] in FAMILIES[family] and fits(mesh, "1f1b")
     ]
 
 
@@ -76,7 +78,7 @@ def all_runs(tensor, family):
         for mesh in meshes_with(tensor, family)
         for policy in POLICIES
         for schedule in SCHEDULES
-        if fits(mesh[0], schedule)
+        if fits(mesh, schedule)
     ]
 
 
@@ -95,7 +97,7 @@ def covering_runs(tensor, family):
     runs = []
     for turn, mesh in enumerate(chosen * (1 if len(chosen) > 2 else 2)):
         policy, wanted = policy_and_schedule(turn)
-        runs.append((mesh, policy, wanted if fits(mesh[0], wanted) else "1f1b"))
+        runs.append((mesh, policy, wanted if fits(mesh, wanted) else "1f1b"))
     return runs
 
 
@@ -263,7 +265,7 @@ ELSEWHERE = {
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with
 
 
-def bits_of_run(*others, num_ranks=2, steps=3):
+def bits_of_run(*others, num_ranks=2, steps=2):
     """What a run under these settings has trained after some steps."""
     settings = RunConfiguration().replace(
         {name: value for changes in (SMALL, *others) for name, value in changes.items()}

@@ -93,7 +93,7 @@ def meshes_of(name):
 
 
 def trained(name, dtype, policy, num_ranks, pipeline, half=None):
-    """The losses of three steps, and the parameters after them."""
+    """The losses of two steps, and the parameters after them."""
     make, *arrays = MODELS[name]
     x, y = [array if array.dtype.kind == "i" else array.astype(dtype) for array in arrays]
 
@@ -111,7 +111,7 @@ def trained(name, dtype, policy, num_ranks, pipeline, half=None):
         )
         rank = model.mesh.group("data").rank
         part = slice(rank * SAMPLES // replicas, (rank + 1) * SAMPLES // replicas)
-        losses = [model.train(x[part], y[part]) for _ in range(3)]
+        losses = [model.train(x[part], y[part]) for _ in range(2)]
         return losses, model.gather_full_parameters()
 
     results = sk.run_ranks(num_ranks, run)

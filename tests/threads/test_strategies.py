@@ -11,7 +11,7 @@ from shardkit.testing.parallel import device_of, gradient_norm_of, parts_of, uni
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-def trained_bits(num_ranks, strategy, steps=4, changes={}, **settings):
+def trained_bits(num_ranks, strategy, steps=2, changes={}, **settings):
     """SHA-256 of the parameters after training on this many ranks, and the losses; ranks must agree
     on both.
 
@@ -51,7 +51,7 @@ def test_losses_norms_and_bits_are_the_same_for_other_dtypes_and_sizes(changes, 
     """float64 losses show the order of their sum; wide units have so many norm blocks that padding
     would show.
     """
-    batch = {"samples": 16, "micro_batch": 1, "changes": changes}
+    batch = {"samples": 8, "micro_batch": 1, "changes": changes}
     assert trained_bits(num_ranks, "FSDP", **batch) == trained_bits(1, "DDP", **batch)
 
 

@@ -129,7 +129,7 @@ def trained(name, tensor, data=1, **settings):
         if is_gpt:
             x, y = draw.integers(0, 32, (2, 4, 4))
         part = sk.split_batch(sharded.mesh, x, y)
-        return [sharded.train(*part) for _ in range(4)]
+        return [sharded.train(*part) for _ in range(2)]
 
     return sk.run_ranks(tensor * data, on_rank)[0]
 
