@@ -106,7 +106,7 @@ def curve(folder, run="run"):
 
 
 def check_start(shown, most_seconds):
-    """Compare what a run says of its start: where the time from its launch to its first step went."""
+    """Look at what a run says of its start: where the time up to its first step went."""
     (line,) = re.findall("^first step (.*) s after rank 0 was launched: (.*)$", shown, re.M)
     parts = [part.split()[0] for part in line[1].split(", ")]
     assert parts == ["imports", "kernels", "MPI", "data", "weights", "step"]
