@@ -170,7 +170,8 @@ class JobGuard:
     def _is_complete(self, request, seconds) -> bool:
         """Wait for a request, and return whether it completed in time; if not, the job ends."""
         limit = inf if seconds is None else seconds
-        clock, next_look, nap = FairClock(time.monotonic()), 0.0, SHORT_NAP
+        clock, next_look = FairClock(time.monotonic()), 0.0
+        nap = SHORT_NAP
         while not request.Test():
             if time.monotonic() >= next_look:
                 others = attendance().others_here().values()
