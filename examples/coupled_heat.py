@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import shardkit as sk
 
-ROWS, COLUMNS, MOST_STEPS, BATCH, LOW_LOSS = 4, 8, 3000, 12, 2e-3
+ROWS, COLUMNS, MOST_STEPS, BATCH, LOW_LOSS = 4, 8, 3000, 12, 5e-3
 SIZES = [(ROWS + 2) * COLUMNS, ROWS * COLUMNS]  # of the surrogate: the step is linear
 SETTINGS = {"run.steps": MOST_STEPS, "batch.sequences": BATCH, "optimizer.learning_rate": 1e-2}
 

@@ -2,7 +2,8 @@
 
 mpiexec -n 4 python examples/error_bars.py runs/error_bars      two groups of two ranks
 
-The same command goes on where it was stopped. shardkit report runs/error_bars draws a page.
+The same command goes on where it was stopped. shardkit report runs/error_bars draws a page. Another
+number of networks may stand behind the folder.
 """
 
 import sys
@@ -31,11 +32,11 @@ def make(settings, **place):
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1]
+    folder, *number = sys.argv[1:]
     backend = sk.MPICommunicationBackend()
     backend.initialize()
     groups = 2 if backend.world_size % 2 == 0 else 1
-    seeds = [{"run.seed": seed} for seed in range(SEEDS)]
+    seeds = [{"run.seed": seed} for seed in range(*map(int, number or [SEEDS]))]
     ensemble = sk.Ensemble(make, seeds, groups=groups, folder=folder, backend=backend)
     ensemble.run()
     x = numpy.linspace(-2, 2, 9, dtype="float32").reshape(-1, 1)

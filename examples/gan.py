@@ -9,7 +9,7 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import ops
 
-STEPS = 600
+STEPS = 300
 
 
 class GAN(nn.Module):

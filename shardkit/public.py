@@ -67,9 +67,25 @@ def public_names(
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside, this thread alone imports, and the collector of cycles rests."""
+    """Inside, this thread alone imports, and the collector of cycles rests: what is made counts as
+    old at once.
+    """
     with _IMPORTING, resting():
-        yield
+        try:
+            yield
+        finally:
+            _age()
+
+
+def _age() -> None:
+    """Put all objects into the oldest generation, without the two walks that bring them there.
+
+    Not where a program has frozen some: they would be thawed.
+    """
+    has_many = gc.get_count()[0] > gc.get_threshold()[0]
+    if has_many and not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 class _Rests:

@@ -15,12 +15,18 @@ import shardkit
 SCRIPT = Path(__file__).with_name("cold_rank.py")
 
 
+def machine_code(folder, names):
+    """Return what holds code of kernels, and nothing of what Python has compiled."""
+    in_cache = Path(folder).name == "__pycache__"
+    held = {name for name in names if in_cache and not name.endswith(".pyc")}
+    return held | {name for name in names if name.endswith(".kernels")}
+
+
 @pytest.fixture
 def fresh(tmp_path):
     """The environment of a machine that has no code: what ran before left it beside the package."""
     package = tmp_path / "installed" / "shardkit"
-    ignored = shutil.ignore_patterns("__pycache__", "*.kernels")
-    shutil.copytree(Path(shardkit.__file__).parent, package, ignore=ignored)
+    shutil.copytree(Path(shardkit.__file__).parent, package, ignore=machine_code)
     own = {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": str(tmp_path / "code")}
     return own | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
 

@@ -105,11 +105,21 @@ def curve(folder, run="run"):
     ]
 
 
+def check_start(shown, most_seconds):
+    """Look at what a run says of its start: where the time up to its first step went."""
+    (line,) = re.findall("^first step (.*) s after rank 0 was launched: (.*)$", shown, re.M)
+    parts = [part.split()[0] for part in line[1].split(", ")]
+    assert parts == ["imports", "kernels", "MPI", "data", "weights", "step"]
+    assert 0.1 < float(line[0]) < most_seconds
+
+
 def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(
     folder, monkeypatch, capsys
 ):
+    began = time.monotonic()
     done = train(folder, steps=20)
     assert done.returncode == 0, done.stderr
+    check_start(done.stdout, time.monotonic() - began)
     losses = [r["train_loss"] for r in metrics(folder) if "train_loss" in r]
     assert losses[-1] < losses[0]
     assert "tokens/s" in done.stdout and "left" in done.stdout and "bits per byte" in done.stdout
@@ -145,8 +155,10 @@ def test_a_resumed_run_continues_the_curve_bit_for_bit_also_on_another_mesh_and_
     assert "resumed at step 4" in resumed
     assert curve(folder, "parts") == [point for point in curve(folder, "whole") if point[0] <= 8]
     other = ("--parallel.policy=ddp", "--mesh.pipeline=2")
+    began = time.monotonic()
     resumed = shardkit(folder, *resume, "--run.steps=12", *other, ranks=4)
     assert resumed.returncode == 0, resumed.stderr
+    check_start(resumed.stdout, time.monotonic() - began)
     assert "pipeline 2 x data 2" in resumed.stdout
     losses = [[c[:2] for c in curve(folder, run) if c[1] is not None] for run in ("whole", "parts")]
     assert losses[0] == losses[1]
@@ -241,21 +253,21 @@ def test_a_run_that_is_there_another_model_and_damaged_checkpoints_are_refused(f
         train_words("--resume", setting, steps=8)
         for setting in ("--model.width=32", "--data.path=/nonexistent")
     )
-    found = refusals(folder, {"again": train_words(steps=4), "width": width, "path": path})
-    assert {code for codes, _ in found.values() for code in codes} == {"2"}, found
+    shutil.copytree(folder / "run", folder / "hurt")
+    part = folder / "hurt" / "checkpoints" / "step-00000004" / "rank-00001.h5"
+    part.write_bytes(part.read_bytes()[:-7])
+    hurt = ("train", "--resume", "--run.folder=hurt", "--run.steps=8")
+    commands = {"again": train_words(steps=4), "width": width, "path": path, "damaged": hurt}
+    found = refusals(folder, commands)
+    codes = {name: set(codes) for name, (codes, _) in found.items()}
+    assert codes == {"again": {"2"}, "width": {"2"}, "path": {"2"}, "damaged": {"1"}}, found
     assert "--resume" in found["again"][1]
     again = folder / "refused 0" / "run" / "metrics.jsonl"
     assert again.read_text() == before
     assert "model.width = 32, but this run goes on with 16" in found["width"][1]
     assert "data.path = ['/nonexistent'], but" in found["path"][1]
-    path = folder / "run" / "checkpoints" / "step-00000004" / "rank-00001.h5"
-    path.write_bytes(path.read_bytes()[:-7])
-    damaged = train(folder, "--resume", steps=8)
-    assert (
-        damaged.returncode == 1
-        and "no valid checkpoint" in damaged.stderr
-        and "Traceback" not in damaged.stderr
-    )
+    damaged = found["damaged"][1]
+    assert "no valid checkpoint" in damaged and "Traceback" not in damaged
 
 
 def test_help_shows_every_setting_with_its_default():
@@ -275,16 +287,3 @@ def test_importing_shardkit_starts_neither_mpi_nor_cuda():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_run_says_where_the_time_from_its_launch_to_its_first_step_went(folder):
-    began = time.monotonic()
-    for more in ([], ["--resume"]):
-        done = train(folder, *more, steps=2 + len(more))
-        assert done.returncode == 0, done.stderr
-        (line,) = re.findall(
-            "^first step (.*) s after rank 0 was launched: (.*)$", done.stdout, re.M
-        )
-        parts = [part.split()[0] for part in line[1].split(", ")]
-        assert parts == ["imports", "kernels", "MPI", "data", "weights", "step"]
-        assert 0.1 < float(line[0]) < time.monotonic() - began

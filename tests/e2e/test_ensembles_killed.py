@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
-def started(folder, num_trials, log):
+def started(folder, num_trials, log, num_ranks=4):
     return subprocess.Popen(
-        [MPIEXEC, "-n", "4", sys.executable, SCRIPT, folder, str(num_trials), log],
+        [MPIEXEC, "-n", str(num_ranks), sys.executable, SCRIPT, folder, str(num_trials), log],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -45,12 +45,12 @@ def finished_in(folder):
     return {trial.number: trial for trial in trials if trial.status == "finished"}
 
 
-def struck(folder, num_trials, log, rng, how):
+def struck(folder, num_trials, log, rng, how, num_ranks=4):
     """Start the ensemble, strike it at some moment of its steps, and return how it ended; a signal
     that it can hear comes once a trial has finished.
     """
     before, done = len(steps_in(log)), how == signal.SIGKILL or finished_in(folder)
-    job = started(folder, num_trials, log)
+    job = started(folder, num_trials, log, num_ranks)
     try:
         while job.poll() is None and len(steps_in(log)) == before:
             time.sleep(0.02)
@@ -121,6 +121,6 @@ def test_an_ensemble_that_is_told_to_stop_saves_ends_with_75_and_goes_on(tmp_pat
     done, waiting = finished_in(folder), read_record(folder).trials
     assert len(done) < 40 and {t.status for t in waiting} == {"finished", "waiting"}
     before = len(steps_in(log))
-    struck(folder, 40, log, random.Random(1), signal.SIGTERM)
+    struck(folder, 40, log, random.Random(1), signal.SIGTERM, num_ranks=2)
     assert not set(steps_in(log)[before:]) & done.keys()
     assert not re.search("Traceback|died", told), told

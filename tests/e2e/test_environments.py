@@ -78,21 +78,29 @@ for command in sys.argv[1:]:
 QUIET = "-W error -W ignore::ResourceWarning"  # what the end of the process closes
 ENVIRONMENTS = {  # those that do not hide each other share a run
     "as usual": Environment(),
-    "-OO, home read-only, TMPDIR missing": Environment(
-        {"PYTHONOPTIMIZE": "2", "HOME": "/proc", "TMPDIR": "/nowhere/at/all"}, options="-OO"
+    "-OO, output ascii, home read-only, TMPDIR missing": Environment(
+        {
+            "PYTHONOPTIMIZE": "2",
+            "PYTHONIOENCODING": "ascii",
+            "HOME": "/proc",
+            "TMPDIR": "/nowhere/at/all",
+        },
+        options="-OO",
+        folder="日本",
     ),
-    "LANG=C, TMPDIR tiny": Environment(
-        {"LC_ALL": None, "LANG": "C", "TMPDIR": "FOLDER/small"},
-        before=SMALL,
+    "LANG=C, TMPDIR tiny, few files, safe path": Environment(
+        {
+            "LC_ALL": None,
+            "LANG": "C",
+            "TMPDIR": "FOLDER/small",
+            "PYTHONSAFEPATH": "1",
+            "PYTHONHASHSEED": "1",
+        },
+        before=f"ulimit -n 64; {SMALL}",
         folder="größe",
         needs_mount=True,
     ),
     "ascii throughout": Environment(ASCII, folder="mit leer und größe"),
-    "output ascii, few files, safe path": Environment(
-        {"PYTHONIOENCODING": "ascii", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "1"},
-        before="ulimit -n 64; ",
-        folder="日本",
-    ),
     "output latin-1, home unset, TMPDIR long": Environment(
         {
             "PYTHONIOENCODING": "latin-1:strict",

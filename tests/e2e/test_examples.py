@@ -113,16 +113,16 @@ def test_a_plan_is_made_for_each_number_of_devices(tmp_path):
 
 
 def test_four_ranks_train_on_a_volume_that_one_may_not_hold(tmp_path):
-    run(tmp_path, "volumes.py", "write", "volumes.h5", "128", "2")
-    limits = {"limit": 1_900_000, "code": 0}
+    run(tmp_path, "volumes.py", "write", "volumes.h5", "112", "2")
+    limits = {"limit": 1_400_000, "code": 0}
     alone = ["train", "volumes.h5", "alone", "1", "1"]
     told = run(tmp_path, "volumes.py", *alone, ranks=1, **{**limits, "code": 1})
     assert "rank 0 ran out of memory" in told
     shared = ["train", "volumes.h5", "shared", "4", "1"]
     assert "step 1/1  loss" in run(tmp_path, "volumes.py", *shared, ranks=4, **limits)
     with h5py.File(tmp_path / "shared/cleaned.h5") as file:
-        assert file["prediction"].shape == (2, 1, 128, 128, 128)
-        assert all(file["prediction"][1, 0, row].any() for row in range(128))
+        assert file["prediction"].shape == (2, 1, 112, 112, 112)
+        assert all(file["prediction"][1, 0, row].any() for row in range(112))
 
 
 def test_ranks_share_a_long_text(tmp_path):
@@ -189,7 +189,7 @@ def test_every_cell_of_the_notebook_runs(monkeypatch):
 
 
 def test_an_ensemble_is_sure_where_it_has_seen_something_and_nowhere_else(tmp_path):
-    printed = run(tmp_path, "error_bars.py", "runs/error_bars", ranks=2)
+    printed = run(tmp_path, "error_bars.py", "runs/error_bars", "6", ranks=2)
     rows = [re.findall(r"-?[\d.]+", line) for line in printed.splitlines() if "+-" in line]
     found = {float(x): [float(each) for each in rest] for x, *rest in rows}
     inside, outside = (found[x] for x in (0.5, 2.0))

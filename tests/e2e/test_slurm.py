@@ -35,8 +35,23 @@ SMALL = [
     "--optimizer.decay_steps=100000",
     "--data.path=text.txt",
 ]
-OWN = [  # a task of the user's own, whose validation keeps a step busy
-    f"--task={ROOT}/examples/surrogate.py:Surrogate",
+SLOW = f"""
+import os, sys, time
+sys.path.insert(0, "{ROOT}/examples")
+import surrogate
+
+class Residual(surrogate.Residual):
+    def forward(self, x):
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        return super().forward(x)
+
+surrogate.Residual = Residual
+
+class Surrogate(surrogate.Surrogate):
+    pass
+"""
+OWN = [  # a task of the user's own, whose validation takes most of a step
+    "--task=slow.py:Surrogate",
     "--data.path=table.h5",
     "--data.features=x",
     "--data.target=y",
@@ -182,8 +197,9 @@ def test_ranks_start_where_nothing_can_be_staged(cluster, folder):
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
     cluster, folder
 ):
-    """A task of the user's own. SLURM itself sends the warning, 150 to 180 seconds before the limit
-    of three minutes: at any time of the start, too.
+    """A task of the user's own, whose steps are slow in the job: what it does until it is warned is
+    done again by one that is not. SLURM itself sends the warning, 150 to 180 seconds before the
+    limit of three minutes: at any time of the start, too.
 
     With less between the warning and the limit, a busy machine starts the ranks too late to hear of
     it. The second start must not be warned again before the test is done with it: it has a later
@@ -191,6 +207,9 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
     """
     table = ROOT / "examples" / "surrogate_table.py"
     subprocess.run([sys.executable, table, "table.h5"], cwd=folder, check=True)
+    (folder / "slow.py").write_text(SLOW)
+    with open(folder / "env.sh", "a") as env:
+        env.write("export PAUSE=0.002\n")
     script = render(
         folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, settings=OWN
     )

@@ -196,12 +196,25 @@ def test_signals_that_rain_on_all_ranks_while_they_save_do_no_harm(folder):
     find_checkpoint(folder / "run" / "checkpoints" / f"step-{last_step(folder):08d}")[0].verify()
 
 
-def test_a_run_that_does_not_improve_ends_early_and_well(folder):
+def test_a_run_that_does_not_improve_ends_early_and_well_with_a_log_of_each_rank(folder):
     still = ["--optimizer.name=sgd", "--optimizer.learning_rate=1e-30"]
     with Job(folder, "--run.patience=2", "--run.validate_every=1", *still) as job:
         code, output = job.end()
     assert code == 0 and "stopping: 2 validations without a lower loss" in output, output
     assert checkpoints(folder) == [1, 3], "the best and the newest"
+    check_logs(folder, f"step 3/{ENDLESS}  loss")
+
+
+def check_logs(folder, words):
+    """Look for the place of each of two ranks in its log, and for what both have said."""
+    for rank in (0, 1):
+        log = (folder / "run" / "logs" / f"rank-{rank:05d}.log").read_text()
+        stamp, place = (
+            r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}",
+            f"rank {rank} of 2 at pipeline 0, data {rank}, tensor 0: host ",
+        )
+        assert re.search(f"{stamp}  {place}", log, re.M)
+        assert words in log
 
 
 def test_losses_that_stay_infinite_end_the_run_with_one_sentence(folder):
@@ -224,16 +237,3 @@ def test_losses_that_stay_infinite_end_the_run_with_one_sentence(folder):
         for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
     ]
     assert [count for count in skips if count] == [1, 2, 3]
-
-
-def test_every_rank_has_a_log_with_its_place(folder):
-    with Job(folder, steps=2) as job:
-        assert job.end()[0] == 0
-    for rank in (0, 1):
-        log = (folder / "run" / "logs" / f"rank-{rank:05d}.log").read_text()
-        stamp, place = (
-            r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}",
-            f"rank {rank} of 2 at pipeline 0, data {rank}, tensor 0: host ",
-        )
-        assert re.search(f"{stamp}  {place}", log, re.M)
-        assert "step 2/2  loss" in log

@@ -164,20 +164,29 @@ print(json.dumps(new))
 """
 
 
-def test_the_collector_rests_while_names_are_imported():
+def test_the_collector_rests_while_names_are_imported_and_does_not_walk_what_was_made():
     found = python(
         "import gc, shardkit as sk\n"
         "rounds = []\n"
         "gc.callbacks.append(lambda phase, about: rounds.append(phase))\n"
         "sk.FSDPModel, sk.Training\n"
-        "print(rounds.count('start'), gc.isenabled())\n"
+        "print(rounds.count('start'), gc.isenabled(), len(gc.get_objects(2)) > 20_000)\n"
         "gc.disable()\n"
         "sk.TableTask\n"
-        "print(gc.isenabled())"
+        "print(gc.isenabled(), gc.get_freeze_count())"
     )
-    num_rounds, *is_enabled = found.split()
-    assert int(num_rounds) <= 2, "one may come after each import"
-    assert is_enabled == ["True", "False"]
+    assert found.split() == ["0", "True", "True", "False", "0"]
+
+
+def test_what_a_program_has_frozen_stays_so_when_names_are_imported():
+    found = python(
+        "import gc, shardkit as sk\n"
+        "gc.freeze()\n"
+        "before = gc.get_freeze_count()\n"
+        "sk.FSDPModel\n"
+        "print(gc.get_freeze_count() == before)"
+    )
+    assert found == "True\n"
 
 
 @pytest.mark.parametrize(("given", "is_ours"), [("", True), ("['--version']", False)])

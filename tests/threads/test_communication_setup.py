@@ -122,3 +122,13 @@ def test_a_rank_that_left_is_missing_only_in_calls_it_did_not_make(call, is_miss
     guard._left = {1: {"world": 3}}
     assert guard._is_missing(1, call) == is_missing
     assert not guard._is_missing(0, call)
+
+
+def test_a_rank_that_waits_for_others_at_its_end_sleeps(monkeypatch):
+    naps = []
+    comm = SimpleNamespace(Ibarrier=lambda: SimpleNamespace(Test=lambda: len(naps) == 100))
+    mpi = SimpleNamespace(Query_thread=lambda: 3, THREAD_MULTIPLE=3)
+    monkeypatch.setattr("time.sleep", naps.append)
+    JobGuard(None, mpi, comm, None, is_active=True).meet()
+    assert len(naps) == 100 and naps == sorted(naps)
+    assert naps[0] < 1e-3 and naps[-1] == 0.02, "from short to long"

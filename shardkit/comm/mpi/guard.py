@@ -31,7 +31,7 @@ from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
 from .ending import ending
-from .requests import MPIErrors
+from .requests import LONGEST_NAP, SHORT_NAP, MPIErrors
 
 LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left
@@ -110,7 +110,7 @@ class JobGuard:
         Errors: CommunicationError if a rank has died, or left the program without calling this.
         """
         if self._is_active:
-            self._comm.Barrier()
+            self._is_complete(self._comm.Ibarrier(), None)  # asleep: the others may need the core
             return
         look = partial(self._peers.look, doing="shutdown()")
         with MPIErrors(self._mpi, self._backend.progress, look):
@@ -171,13 +171,15 @@ class JobGuard:
         """Wait for a request, and return whether it completed in time; if not, the job ends."""
         limit = inf if seconds is None else seconds
         clock, next_look = FairClock(time.monotonic()), 0.0
+        nap = SHORT_NAP
         while not request.Test():
             if time.monotonic() >= next_look:
                 others = attendance().others_here().values()
                 if clock.count([other.process for other in others]) > limit:
                     return False
                 next_look = time.monotonic() + min(POLL_SECONDS, limit / 8)
-            time.sleep(0.002)
+            time.sleep(nap)
+            nap = min(1.1 * nap, LONGEST_NAP)  # a tenth of the wait
         return True
 
     def may_speak(self) -> bool:
