@@ -114,7 +114,7 @@ def test_a_plan_is_made_for_each_number_of_devices(tmp_path):
 
 def test_four_ranks_train_on_a_volume_that_one_may_not_hold(tmp_path):
     run(tmp_path, "volumes.py", "write", "volumes.h5", "112", "2")
-    limits = {"limit": 1_400_000, "code": 0}
+    limits = {"limit": 1_500_000, "code": 0}
     alone = ["train", "volumes.h5", "alone", "1", "1"]
     told = run(tmp_path, "volumes.py", *alone, ranks=1, **{**limits, "code": 1})
     assert "rank 0 ran out of memory" in told
