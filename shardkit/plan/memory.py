@@ -231,8 +231,8 @@ def whole_gradients(
         for size in reversed(stages[at]):
             peak = max(peak, held + size)
             held += size * ((number + 1).bit_count() - number.bit_count())
-        if number == layout.micro_batches - 1:  # finish() leaves one sum, or none
-            held -= sum(stages[at]) * (layout.micro_batches.bit_count() - keeps_whole)
+            if number == layout.micro_batches - 1:  # finish() leaves one sum of the unit, or none
+                held -= size * (layout.micro_batches.bit_count() - keeps_whole)
     return peak
 
 

@@ -38,7 +38,7 @@ LAYOUTS = [
     RunLayout(1, 1, 1, "ddp"),
     RunLayout(1, 2, 1, "ddp", micro_batches=2),
     RunLayout(1, 3, 1, "fsdp", "gpipe", micro_batches=2),
-    RunLayout(1, 2, 1, "fsdp", micro_batches=4),
+    RunLayout(1, 2, 1, "fsdp", micro_batches=3),
     RunLayout(1, 2, 1, "zero2"),
     RunLayout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
     RunLayout(2, 2, 1, "fsdp", micro_batches=4),
