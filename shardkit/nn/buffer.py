@@ -38,7 +38,7 @@ from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
 from .context import current_context
-from .init import Copied, Initializer
+from .init import Copied, Fill, Initializer
 from .parameter import called, filled, origin_of, shape_and_init
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32", "bool")  # of a checkpoint
@@ -321,10 +321,9 @@ def _usual_dtype(init):
 
 def _check_fits(init, dtype):
     """Errors: ConfigurationError if given values are none of an integer or boolean dtype."""
-    values = getattr(init, "values", getattr(init, "value", None))  # of Copied and Fill
-    if values is None or dtype.kind == "f":
+    if not isinstance(init, (Copied, Fill)) or dtype.kind == "f":
         return
-    values = numpy.asarray(to_host(values))
+    values = numpy.asarray(to_host(init.values if isinstance(init, Copied) else init.value))
     with numpy.errstate(invalid="ignore"):
         kept = values.astype(dtype)
     # Compared as integers: float64 holds not all of them. What wraps has another sign.
