@@ -1,12 +1,14 @@
 """NVRTC by ctypes, which compiles for GPUs without one; with the options that CuPy adds.
 
 resources = compiled(text, options, arch)      -> {kernel: Resources}, read from what ptxas says
+text = ptx(text, options, arch)                   what a driver compiles for its GPU
 """
 
 import ctypes
 import functools
 import importlib.util
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,19 +51,32 @@ def version() -> tuple[int, int]:
 
 def compiled(text: str, options: tuple[str, ...], arch: str) -> dict[str, Resources]:
     """Compile to machine code. Errors: RuntimeError with what NVRTC says."""
-    program = ctypes.c_void_p()
     flags = [*options, *OPTIONS_OF_CUPY, f"-arch=sm_{arch}", "--ptxas-options=-v"]
+    with _program(text, flags) as (_, log):
+        return resources_in(log)
+
+
+def ptx(text: str, options: tuple[str, ...], arch: str) -> str:
+    """Return the PTX that CuPy hands to a driver. Errors: RuntimeError with what NVRTC says."""
+    with _program(text, [*options, *OPTIONS_OF_CUPY, f"-arch=compute_{arch}"]) as (program, _):
+        return _text(program, "PTX")
+
+
+@contextmanager
+def _program(text, flags):
+    """Yield what NVRTC compiles of this text, and what it says."""
+    program = ctypes.c_void_p()
     encoded = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
     nvrtc = library()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"k.cu", 0, None, None))
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(flags), encoded)
-        log = _log(nvrtc, program)
+        log = _text(program, "ProgramLog")
+        if status or "warning" in log:
+            raise RuntimeError(log)
+        yield program, log
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    if status or "warning" in log:
-        raise RuntimeError(log)
-    return resources_in(log)
 
 
 def resources_in(log: str) -> dict[str, Resources]:
@@ -80,12 +95,12 @@ def resources_in(log: str) -> dict[str, Resources]:
     return found
 
 
-def _log(nvrtc, program):
+def _text(program, what):
     size = ctypes.c_size_t()
-    _check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
-    log = ctypes.create_string_buffer(size.value)
-    _check(nvrtc.nvrtcGetProgramLog(program, log))
-    return log.value.decode()
+    _check(getattr(library(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    text = ctypes.create_string_buffer(size.value)
+    _check(getattr(library(), f"nvrtcGet{what}")(program, text))
+    return text.value.decode()
 
 
 def _check(status):

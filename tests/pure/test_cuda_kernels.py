@@ -19,6 +19,8 @@ from kernel_table import (
     made,
     reference,
 )
+from nvrtc import library
+from software_cuda import running_ptx
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler, thread_order
 
@@ -91,6 +93,15 @@ def test_every_kernel_has_a_cuda_twin_of_the_same_signature():
 @pytest.mark.thorough(but=20)
 def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, line, shape, dtype):
     checks.check_parity(cupy, name, line, shape, dtype)
+
+
+@pytest.mark.skipif(library() is None, reason="PTX is made by NVRTC, which was not found")
+@every_kernel
+@pytest.mark.thorough(but=2)
+def test_the_ptx_of_a_gpu_computes_what_the_plain_twin_does(cupy, name):
+    with running_ptx("90"):
+        for line, shape in small(name)[:3]:
+            checks.check_parity(cupy, name, line, shape, "float32")
 
 
 @every_kernel

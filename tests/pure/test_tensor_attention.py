@@ -8,6 +8,8 @@ float32.
 
 import numpy
 import pytest
+from nvrtc import library
+from software_cuda import running_ptx
 from stand_in import pretended_gpu
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"
 )
 TOLERANCE = {"float32": 3e-6, "tf32": 2e-3, "bfloat16": 4 * 2.0**-8, "float16": 4 * 2.0**-11}
+of_ptx = pytest.mark.skipif(library() is None, reason="PTX is made by NVRTC, which was not found")
 GPUS = {  # compute capability, KB of shared memory of a block and of a multiprocessor
     "A100": Limits((8, 0), 163 << 10, 164 << 10),
     "RTX 4090": Limits((8, 9), 99 << 10, 100 << 10),
@@ -131,6 +134,30 @@ def test_three_products_of_tf32_numbers_are_as_exact_as_float32_and_one_is_not(c
     assert error < 1e-6 if precision == "highest" else 1e-5 < error < 2e-3
 
 
+FEW = (1, 2, 1, 37, 45, 32, 1)  # of a shape that code for PTX is soon compiled for
+IN_PTX = [
+    ("90", "bfloat16"),
+    *[
+        pytest.param(arch, dtype, marks=pytest.mark.sweep)
+        for arch in ("80", "90", "100")
+        for dtype in ("bfloat16", "float16", "float32", "tf32")
+        if (arch, dtype) != ("90", "bfloat16")
+    ],
+]
+
+
+@of_ptx
+@pytest.mark.parametrize("arch, dtype", IN_PTX)
+@pytest.mark.thorough
+def test_the_ptx_of_a_gpu_has_the_values_of_the_definition(cupy, arch, dtype):
+    wanted = defined(dtype, FEW)
+    with running_ptx(arch):
+        for order in ORDERS:
+            with thread_order(order):
+                got = computed(cupy, dtype, FEW)
+            assert is_right(dtype, got, wanted), errors(got, wanted)
+
+
 # ---- which kernel, which tiles -------------------------------------------------------------------
 
 
@@ -228,6 +255,16 @@ FAULTS = {  # what: (file, what stands there, what is put there)
         "",
     ),
 }
+# Of instructions, which the emulator of C++ has functions for: (what stands there, what is put).
+FAULTS_OF_ASM = {
+    "fragments of the left operand exchanged": ('"r"(a[1]), "r"(a[2])', '"r"(a[2]), "r"(a[1])'),
+    "fragments of the right operand exchanged": ('"r"(b[0]), "r"(b[1])', '"r"(b[1]), "r"(b[0])'),
+    "halves of a pair exchanged": ('"f"(high), "f"(low)', '"f"(low), "f"(high)'),
+    "copies are not waited for": ('asm volatile("cp.async.wait_all;"', 'asm volatile(""'),
+    "an address of all memory": ("cvta.to.shared.u64 x, %1;", "mov.u64 x, %1;"),
+    "a matrix that is not turned": ("x4.trans.shared", "x4.shared"),
+    "too many bytes of a copy": ("16, %2;", "16, 16;"),
+}
 SOME_FAULTS = {
     "a matrix that is not turned",
     "keys not waited for",
@@ -235,35 +272,59 @@ SOME_FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(x, marks=[pytest.mark.sweep] * (x not in SOME_FAULTS)) for x in FAULTS],
-)
-@pytest.mark.thorough
-def test_a_fault_gives_an_error_or_wrong_values_in_some_order(cupy, monkeypatch, fault):
-    file, right, wrong = FAULTS[fault]
-    text = (launch.FOLDER / file).read_text()
-    assert right in text
-    whole = launch.source
+@pytest.fixture
+def put(monkeypatch):
+    """put(file, right, wrong): the sources that are compiled have `wrong` in place of `right`."""
 
-    def faulty(name):
-        return whole(name).replace(text, text.replace(right, wrong, 1))
+    def put(file, right, wrong):
+        text = (launch.FOLDER / file).read_text()
+        assert right in text
+        whole = launch.source
+        faulty = text.replace(right, wrong, 1)
+        monkeypatch.setattr(launch, "source", lambda name: whole(name).replace(text, faulty))
+        launch._function.cache_clear()
 
-    monkeypatch.setattr(launch, "source", faulty)
+    yield put
     launch._function.cache_clear()
-    shape = (1, 2, 1, 150, 143, 32, 1)
-    wanted, found = defined("bfloat16", shape), []
+
+
+def is_seen(cupy, shape):
+    """Return whether some order of threads ends in an error, or has wrong values."""
+    wanted = defined("bfloat16", shape)
     for order in ORDERS:
         with thread_order(order):
             try:
                 got = computed(cupy, "bfloat16", shape)
             except EmulationError:
-                found.append("an error")
-                continue
+                return True
         if not is_right("bfloat16", got, wanted):
-            found.append("wrong values")
-    launch._function.cache_clear()
-    assert found
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(x, marks=[pytest.mark.sweep] * (x not in SOME_FAULTS)) for x in FAULTS],
+)
+@pytest.mark.thorough
+def test_a_fault_gives_an_error_or_wrong_values_in_some_order(cupy, put, fault):
+    put(*FAULTS[fault])
+    assert is_seen(cupy, (1, 2, 1, 150, 143, 32, 1))
+
+
+@of_ptx
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(x, marks=[pytest.mark.sweep] * (number > 1))
+        for number, x in enumerate(FAULTS_OF_ASM)
+    ],
+)
+@pytest.mark.thorough
+def test_a_fault_in_an_instruction_is_seen_too(cupy, put, fault):
+    put("tensor_cores.cuh", *FAULTS_OF_ASM[fault])
+    with running_ptx("90"):
+        assert is_seen(cupy, FEW)
 
 
 # ---- the instructions ----------------------------------------------------------------------------

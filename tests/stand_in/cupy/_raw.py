@@ -4,7 +4,7 @@ import threading
 
 import numpy
 
-from ._array import check_use, ndarray, written
+from ._array import check_use, ndarray, root, written
 from ._machine import machine
 
 _one_at_a_time = threading.Lock()
@@ -85,10 +85,9 @@ class Function:
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
             check_use(array, writes=True)
-        memory, arguments = [array._host for array in arrays], tuple(map(_argument, args))
-        machine.perform(
-            lambda memory=memory: self._run(tuple(grid), tuple(block), arguments, shared_mem)
-        )
+        memory = [root(array._host) for array in arrays]
+        arguments = tuple(map(_argument, args))
+        machine.perform(lambda: self._run(tuple(grid), tuple(block), arguments, shared_mem, memory))
         for array in arrays:
             written(array)
 

@@ -87,7 +87,7 @@ class EmulatedModule:
             source, tuple([option for option in options if option[:2] in ("-D", "-U")])
         )
         self.names = KERNEL.findall(plain)
-        self._library = ctypes.CDLL(str(_compiled(_as_cpp(plain, self.names))))
+        self._library = ctypes.CDLL(str(compiled_cpp(_as_cpp(plain, self.names))))
 
     def function(self, name: str) -> "EmulatedFunction":
         """The kernel of this name; EmulationError if there is none."""
@@ -103,6 +103,7 @@ class EmulatedFunction:
 
     args  Python ints are addresses (or other 64-bit numbers), Python floats are doubles, NumPy
           scalars have their own type
+    memory  arrays that it may touch, which stay at least as long as it runs
     max_dynamic_shared_size_bytes  as in CuPy: has to be set before more than 48 KB of shared memory
                                    may be asked for
     """
@@ -115,7 +116,7 @@ class EmulatedFunction:
         )
         launch.restype = None
 
-    def __call__(self, grid: tuple, block: tuple, args: tuple, shared_mem: int = 0):
+    def __call__(self, grid: tuple, block: tuple, args: tuple, shared_mem: int = 0, memory=()):
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         self._check(*sizes, shared_mem)
         values = [
@@ -197,15 +198,15 @@ void launch_{name}(void** values, const unsigned* bytes, unsigned count,
     return f'#include "{HEADER}"\n{plain}\n' + "".join(launchers)
 
 
-def _compiled(cpp) -> Path:
+def compiled_cpp(cpp, *flags) -> Path:
     """A shared library of this C++, made now or by an earlier process; processes that make it
     together do no harm.
     """
     machine = _machine()
-    library = machine / (_digest(cpp) + ".so")
+    library = machine / (_digest(cpp, *flags) + ".so")
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
-        command = [compiler()[0], *FLAGS, "-shared", "-I", str(machine), "-x", "c++", "-"]
+        command = [compiler()[0], *FLAGS, *flags, "-shared", "-I", str(machine), "-x", "c++", "-"]
         _run([*command, "-x", "none", str(machine / OBJECT), "-o", str(unfinished)], cpp)
         os.replace(unfinished, library)
     return library
