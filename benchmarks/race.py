@@ -13,6 +13,7 @@ contestant has processes of its own, the peak of their resident memory is its ow
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ ONE_THREAD = {
 START_SECONDS = 300  # for imports, weights, and compiling
 STEP_SECONDS = 300
 WARM_UP_TURNS = 4  # torch.compile compiles in the first ones
+TURN_SECONDS = 0.1  # of a turn at least: after another contestant's the caches are cold at first
 
 
 class Failed(Exception):
@@ -54,6 +56,7 @@ class Contestant:
         self.spec = spec
         self._folder = folder
         self.turns: list[float] = []  # seconds of a step, one per turn
+        self.latest = 0.0  # seconds of a step, in the last turn, which may have been one to warm up
         self.processor_turns: list[float] = []  # processor seconds of a step, all ranks together
         self.losses: dict[int, float] = {}  # step -> loss of the global batch
         self.memory: list[dict] = []  # of each rank, after its last step
@@ -123,6 +126,7 @@ class Contestant:
             of_ranks = [a["losses"][at] for a in answers if a["losses"][at] is not None]
             self.losses[number] = sum(of_ranks) / len(of_ranks)
         self.memory = [a["memory"] for a in answers]
+        self.latest = seconds
         if counts:
             self.turns.append(seconds)
             self.processor_turns.append(sum(a["processor_seconds"] for a in answers) / len(numbers))
@@ -226,8 +230,12 @@ class Race:
     def run_for(
         self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int
     ) -> None:
-        """Warm up, then run as many turns of `steps` steps each as fit into the time."""
+        """Warm up, then run as many turns as fit into the time, of `steps` steps each, or of so many
+        that the turn of the quickest lasts TURN_SECONDS.
+        """
         self.run(turns=WARM_UP_TURNS, steps=1, counts=False)
+        quickest = min((each.latest for each in self.running), default=TURN_SECONDS)
+        steps = max(steps, math.ceil(TURN_SECONDS / quickest))
         began = time.monotonic()
         self.run(turns=1, steps=steps)
         fitting = int(seconds / max(time.monotonic() - began, 1e-3))

@@ -288,7 +288,13 @@ WANTED = {
     "M, 2 ranks, pipeline, 4 micro-batches": 1.35,
     "S, 2 ranks, pipeline, 4 micro-batches": 1.25,
 }
-MACHINES = ("train_step", "train_step_amd", "train_step_amd_avx2", "science")
+MACHINES = (
+    "train_step",
+    "train_step_amd",
+    "train_step_amd_avx2",
+    "train_step_amd_bfloat16",
+    "science",
+)
 
 
 # of whole steps of science on one rank; at second sizes it is 1

@@ -185,10 +185,7 @@ def run_group(
             turns_at_most=TURNS_AT_MOST,
         )
         rows = [row(race, spec, specs[0].name) for spec in specs]
-        raw = {
-            name: {"turns": c.turns, "losses": c.losses, "memory": c.memory}
-            for name, c in race.contestants.items()
-        }
+        raw = {name: {"turns": c.turns, "memory": c.memory} for name, c in race.contestants.items()}
         wrong = [
             f"{sizes.name} {group}: {name} failed: {reason}" for name, reason in race.failed.items()
         ]
