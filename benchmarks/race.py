@@ -230,8 +230,8 @@ class Race:
     def run_for(
         self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int
     ) -> None:
-        """Warm up, then run as many turns as fit into the time, of `steps` steps each, or of so many
-        that the turn of the quickest lasts TURN_SECONDS.
+        """Warm up, then run as many turns as fit into the time, of `steps` steps each, or of so
+        many that the turn of the quickest lasts TURN_SECONDS.
         """
         self.run(turns=WARM_UP_TURNS, steps=1, counts=False)
         quickest = min((each.latest for each in self.running), default=TURN_SECONDS)
