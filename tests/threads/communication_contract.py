@@ -591,9 +591,17 @@ def tree(arrays):
     return arrays[0]
 
 
+ROUGH_PERIOD = 10_007
+
+
 def rough(rank, size, dtype):
-    """Values whose sum depends on the order in which they are added."""
-    return (numpy.random.default_rng(rank).standard_normal(size) * 10.0 ** (rank % 4)).astype(dtype)
+    """Values whose sum depends on the order in which they are added.
+
+    Many of them repeat: drawing them took longer than adding them. What is added or written at
+    another place shows, as the period is a prime, and no window of memory.
+    """
+    drawn = numpy.random.default_rng(rank).standard_normal(min(size, ROUGH_PERIOD))
+    return numpy.resize((drawn * 10.0 ** (rank % 4)).astype(dtype), size)
 
 
 @promise("float32", "float64", "int32")
