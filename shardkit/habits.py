@@ -94,6 +94,15 @@ ROOMS = {
             "batch; nn.GroupNorm depends on no batch"
         ),
     },
+    "ops": {
+        "binary_cross_entropy": (
+            "ops.binary_cross_entropy_with_logits(x, y), of logits, or nn.BCELoss()(x, y), of "
+            "probabilities"
+        ),
+        "mse_loss l1_loss smooth_l1_loss huber_loss nll_loss kl_div gaussian_nll_loss": (
+            "a loss of nn that is called: nn.MSELoss()(x, y), nn.L1Loss()(x, y), ..."
+        ),
+    },
 }
 
 

@@ -43,6 +43,21 @@ def check_real(what: str, dtype) -> None:
         raise ShapeError(f"{what} is of dtype {dtype}; wanted real numbers, integers or bool")
 
 
+def check_holds(what: str, values: numpy.ndarray, dtype) -> None:
+    """Raise ConfigurationError on a number that an integer or boolean dtype would wrap or cut."""
+    if is_floating(dtype) or dtype == values.dtype:
+        return
+    with numpy.errstate(invalid="ignore"):
+        kept = values.astype(dtype)
+    # Compared as integers: float64 holds not all of them. What wraps has another sign.
+    wrong = (kept != values) | ((kept < 0) != (values < 0))
+    if wrong.any():
+        raise ConfigurationError(
+            f"{values[wrong][0]} in {what} of {dtype}, which cannot hold it; wanted other values "
+            "or another dtype"
+        )
+
+
 def wide(dtype):
     """Return the dtype that numbers of this one are added up in: float32 for half floats."""
     return FLOAT32 if is_half(dtype) else dtype

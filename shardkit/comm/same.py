@@ -2,6 +2,9 @@
 
 rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is
 rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on rank 0, 1
+
+Calls that begin so and name themselves, under CALL, meet each other too: rank 0 in save_model() and
+rank 1 in train() are told, where they would wait for each other.
 """
 
 import os
@@ -17,34 +20,42 @@ import numpy
 from ..errors import ShardingError
 from .failure.agreement import CommonNumber, collectively
 
+CALL = "the call"  # what a rank does, among what ranks must have alike
+SAME_CALLS = "make the same calls in the same order on all ranks"
 _MOST_RANKS = 8  # named in a message
 _MOST_NAMES = 5  # of what else differs
 
 
 @contextmanager
-def alike(backend, advice: str = "pass the same on all ranks") -> Iterator[dict[str, str]]:
+def alike(
+    backend, advice: str = "pass the same on all ranks", call: str = ""
+) -> Iterator[dict[str, str]]:
     """Run local work that fills {name: text}, which all ranks must have alike.
+
+    call   that begins here, such as "save_model"; "": one that has begun
 
     Collective over the backend at the end of the block, as collectively(): one short message tells
     of errors in the block and compares the texts.
     Errors, on all ranks: those of collectively(); ShardingError with the first name under which
     ranks differ, these ranks and both values, and the other names that differ.
     """
-    facts: dict[str, str] = {}
+    facts = {CALL: call} if call else {}
     number = CommonNumber()
     with collectively(backend, number):
         yield facts
         number.value = zlib.crc32(repr(facts).encode())
     if not number.is_common:
-        raise ShardingError(_difference(backend.all_gather_object(facts), advice))
+        raise ShardingError(difference(backend.all_gather_object(facts), advice))
 
 
-def check_same(backend, facts: dict[str, str], advice: str = "pass the same on all ranks") -> None:
+def check_same(
+    backend, facts: dict[str, str], advice: str = "pass the same on all ranks", call: str = ""
+) -> None:
     """Compare what is known under these names with the other ranks. Collective.
 
     Errors, on all ranks: as alike().
     """
-    with alike(backend, advice) as mine:
+    with alike(backend, advice, call) as mine:
         mine.update(facts)
 
 
@@ -79,7 +90,11 @@ def _version_of(package: str) -> str:
     return "unknown"
 
 
-def _difference(everyones: list[dict[str, str]], advice: str) -> str:
+def difference(everyones: list[dict[str, str]], advice: str) -> str:
+    """Return in words what differs in {name: text} of all ranks: other calls, if there are."""
+    if len({facts.get(CALL) for facts in everyones}) > 1:
+        everyones = [{CALL: facts.get(CALL, "another")} for facts in everyones]
+        advice = SAME_CALLS
     names = dict.fromkeys(name for facts in everyones for name in facts)
     differing = {
         name: values

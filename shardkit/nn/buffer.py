@@ -33,7 +33,7 @@ import numpy
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..arguments import is_number, require
 from ..array.backend import to_host, xp_of
-from ..array.dtypes import named_dtype
+from ..array.dtypes import check_holds, named_dtype
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
@@ -113,7 +113,9 @@ class Buffer(Tensor):
             raise ConfigurationError(
                 f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
             )
-        _check_fits(init, self._dtype)
+        if isinstance(init, (Copied, Fill)):
+            given = init.values if isinstance(init, Copied) else init.value
+            check_holds("a buffer", numpy.asarray(to_host(given)), self._dtype)
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
@@ -317,19 +319,3 @@ def _usual_dtype(init):
     """Return bool or int64 for booleans or integers that are given, else float32."""
     kind = init.values.dtype.kind if isinstance(init, Copied) else "f"
     return {"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")
-
-
-def _check_fits(init, dtype):
-    """Errors: ConfigurationError if given values are none of an integer or boolean dtype."""
-    if not isinstance(init, (Copied, Fill)) or dtype.kind == "f":
-        return
-    values = numpy.asarray(to_host(init.values if isinstance(init, Copied) else init.value))
-    with numpy.errstate(invalid="ignore"):
-        kept = values.astype(dtype)
-    # Compared as integers: float64 holds not all of them. What wraps has another sign.
-    wrong = (kept != values) | ((kept < 0) != (values < 0))
-    if wrong.any():
-        raise ConfigurationError(
-            f"{values[wrong][0]} in a buffer of {dtype}, which cannot hold it; wanted other values "
-            f"or another dtype, one of {', '.join(BUFFER_DTYPES)}"
-        )

@@ -27,7 +27,7 @@ from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .doors import as_tensor
 from .layers.basic import input_tensor
 from .looks import arguments_text
-from .ops.loss import IGNORED, WEIGHTS, binary_cross_entropy, cross_entropy, mse
+from .ops.loss import IGNORED, WEIGHTS, binary_cross_entropy_with_logits, cross_entropy, mse
 from .recorded import recorded
 
 
@@ -230,7 +230,9 @@ class BinaryCrossEntropy(Loss):
         prediction = one_array("BinaryCrossEntropy", "logits", prediction)
         target = constant_of(y, "the target of BinaryCrossEntropy")
         target = fresh.placed(target, xp_of(prediction.array)).reshape(prediction.shape)
-        return binary_cross_entropy(prediction, target, "sum", weights, self.ignore_index)
+        return binary_cross_entropy_with_logits(
+            prediction, target, "sum", weights, self.ignore_index
+        )
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
         if prediction_shape is not None and (*y.shape, 1) != prediction_shape:

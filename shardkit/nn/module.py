@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy
 
 from ..annotations import FilePath, Shape, Tree
-from ..array.backend import to_host
+from ..array.backend import is_device_array, plain_array, to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..habits import named_here
 from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
-from .autograd import Tensor, no_grad
+from .autograd import Tensor, array_of, no_grad
 from .buffer import Buffer
 from .context import (
     ForwardContext,
@@ -39,7 +39,7 @@ from .freezing import freeze
 from .habits import habit_of
 from .kept import MAKING, making_of
 from .looks import look_of
-from .parameter import Parameter
+from .parameter import Parameter, fitting
 from .recorded import arguments_of, record, recorded
 from .trees import arrays_of, as_tensors, entering, given_arrays, given_tensors
 
@@ -236,8 +236,12 @@ class Module:
     def load_state_dict(self, state: dict, strict: bool = True) -> dict[str, list[str]]:
         """Copy these values into parameters and buffers; nothing changes if anything is wrong.
 
+        A tied parameter may stand there under each of its names, as in PyTorch, with equal values.
+
         Parameters
         ----------
+        state
+            {name: array, or tensor of PyTorch}.
         strict
             False: names that the other side lacks are left alone.
 
@@ -249,23 +253,20 @@ class Module:
         Raises
         ------
         CheckpointError
-            On missing or unknown names (if strict).
+            On missing or unknown names (if strict), or names of one parameter with other values.
         ShapeError
-            On another shape.
+            On another shape, or what are no real numbers.
+        ConfigurationError
+            On values that the integers of a buffer do not hold.
         """
         kept = _kept_by(self)
+        state = _by_first_names(self, state)
         if strict:
             _check_names(type(self).__name__, kept, state)
         shared = [name for name in kept if name in state]
-        for name in shared:
-            if numpy.shape(state[name]) != kept[name].shape:
-                what = "buffer" if isinstance(kept[name], Buffer) else "parameter"
-                raise ShapeError(
-                    f"{what} {name} has shape {kept[name].shape}, but the state holds "
-                    f"{numpy.shape(state[name])}; is it of a model of other sizes?"
-                )
-        for name in shared:
-            kept[name].array = state[name]
+        values = [_fitting(name, kept[name], state[name]) for name in shared]
+        for name, array in zip(shared, values):
+            kept[name].array = array
         return {
             "missing_names": [name for name in kept if name not in state],
             "unexpected_names": [name for name in state if name not in kept],
@@ -511,6 +512,75 @@ def _check_names(model_name, parameters, state):
             f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the "
             f"{len(parameters) - len(missing)} they share"
         )
+
+
+def _by_first_names(module: Module, state: dict) -> dict:
+    """Return a state with each parameter and buffer under its first name alone.
+
+    Errors: CheckpointError if it has other values under another name of the same.
+    """
+    first_names = first_names_of(module)
+    found: dict[str, Any] = {}
+    for name, values in state.items():
+        first = first_names.get(name, name)
+        if first in found and not _are_equal(found[first], values):
+            raise CheckpointError(
+                f"{name} differs from another tensor of the state, but both are {first} in this "
+                f"{type(module).__name__}"
+            )
+        found[first] = values
+    return found
+
+
+def first_names_of(module: Module) -> dict[str, str]:
+    """Return {each dotted name of a parameter or buffer: its first name}."""
+    names = {id(member): name for name, member in _kept_by(module).items()}
+    return {path: names[id(member)] for path, member in _paths_below(module, "", ())}
+
+
+def _paths_below(
+    module: Module, path: str, above: "tuple[Module, ...]"
+) -> "Iterator[tuple[str, Parameter | Buffer]]":
+    """Yield (dotted name, parameter or buffer), each under all its names.
+
+    above   the modules that this one is in, which it may hold as attributes
+    """
+    above = (*above, module)
+    for name, member in members_of(module).items():
+        if not isinstance(member, Module):
+            yield path + name, member
+        elif not any(member is each for each in above):
+            yield from _paths_below(member, f"{path}{name}.", above)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    one, other = _array_in_state(one), _array_in_state(other)
+    return numpy.array_equal(to_host(one), to_host(other), equal_nan=True)
+
+
+def _array_in_state(values: Any) -> Any:
+    """Return what a state holds as an array: of parameters of PyTorch their values, whose bfloat16
+    NumPy cannot read, as float32.
+    """
+    values = array_of(values)
+    if is_device_array(values):
+        return values
+    if hasattr(values, "detach"):
+        values = values.detach()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    return plain_array(values)
+
+
+def _fitting(name: str, member: "Parameter | Buffer", values: Any) -> Any:
+    """Return what a state holds as an array for this parameter or buffer. Errors: ShapeError."""
+    array = _array_in_state(values)
+    if array.shape != member.shape:
+        what = "buffer" if isinstance(member, Buffer) else "parameter"
+        raise ShapeError(
+            f"{what} {name} has shape {member.shape}, but the state holds {array.shape}; is it of "
+            "a model of other sizes?"
+        )
+    return fitting(member, array)
 
 
 def _some(names):

@@ -30,8 +30,8 @@ import numpy
 
 from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
-from ..array.backend import to_host, xp_of
-from ..array.dtypes import check_real, is_floating, is_half, named_dtype, wide
+from ..array.backend import is_device_array, plain_array, to_host, xp_of
+from ..array.dtypes import check_holds, check_real, is_floating, is_half, named_dtype, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of, is_numbers
@@ -391,10 +391,11 @@ def origin_of(tensor) -> tuple[int, str]:
     return tensor.seed, tensor.name
 
 
-def filled(tensor, values):
-    """Return the array of a parameter or buffer, a new one if it is fresh, with these values in it.
+def fitting(tensor, values):
+    """Return values that a parameter or buffer may be set to, as an array of the host or a GPU.
 
-    Errors: ShapeError on another shape.
+    Errors: ShapeError on another shape, or on no real numbers; ConfigurationError on numbers that
+    its integers do not hold.
     """
     values = array_of(values)
     if numpy.shape(values) != tensor.shape:
@@ -402,12 +403,23 @@ def filled(tensor, values):
             f"{called(tensor)} has shape {tensor.shape}, but values of shape "
             f"{numpy.shape(values)} were given; the two must be equal"
         )
+    values = values if is_device_array(values) else plain_array(values, called(tensor))
+    check_real(f"what {called(tensor)} is set to", values.dtype)
+    if not is_floating(tensor.dtype):
+        check_holds(called(tensor), to_host(values), tensor.dtype)
+    return values
+
+
+def filled(tensor, values):
+    """Return the array of a parameter or buffer, a new one if it is fresh, with these values in it.
+
+    Errors: as fitting().
+    """
+    values = fitting(tensor, values)
     is_fresh = tensor.is_fresh
     array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array
     xp = xp_of(array)
-    values = numpy.asarray(to_host(values)) if xp is numpy else xp.asarray(values)
-    check_real(f"what {called(tensor)} is set to", values.dtype)
-    array[...] = values
+    array[...] = to_host(values) if xp is numpy else xp.asarray(values)
     return array
 
 

@@ -210,9 +210,11 @@ class Scheduled:
 
 
 @rule("sgd", settings={"weight_decay": "weight_decay"})
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SGD(Scheduled):
     """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD.
+
+    All but lr is given by name: PyTorch has momentum in second place.
 
     Parameters
     ----------
@@ -230,16 +232,20 @@ class SGD(Scheduled):
 
     def check(self) -> None:
         super().check()
-        wanted = "False where momentum = 0: there is none to look ahead with"
-        require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
+        require(
+            self.momentum > 0 or not self.nesterov,
+            "nesterov",
+            self.nesterov,
+            "False where momentum = 0: there is none to look ahead with",
+        )
         if self.momentum:
             object.__setattr__(self, "state_names", Momentum.state_names)
 
     def _kernel(self, step):
         if not self.momentum:
             return kernels.sgd, self._constants("weight_decay")
-        constants = self._constants("nesterov", "weight_decay")
-        return kernels.momentum, {"beta": self.momentum, **constants}
+        constants = {"beta": self.momentum}
+        return kernels.momentum, constants | self._constants("nesterov", "weight_decay")
 
 
 @rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})

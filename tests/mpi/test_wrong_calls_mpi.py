@@ -4,6 +4,7 @@ the first calls without it.
 
 import numpy
 import pytest
+from model_calls import X, Y, fsdp_model, message_of
 from wrong_calls import IN_CHECKED_MODE, PIECES, REFUSED, WRONG
 
 import shardkit as sk
@@ -92,3 +93,19 @@ def test_a_message_of_another_size_names_both_ranks(backend, open_backend):
             sk.CommunicationError, match="rank 0 sent rank 1 12 bytes, but that expected 16;"
         ):
             one.receive(numpy.ones(4, "float32"), 0)
+
+
+def test_ranks_that_mix_up_calls_of_a_model_are_told_long_after_the_first_calls(
+    backend, open_backend, tmp_path
+):
+    if backend.world_size == 1:
+        pytest.skip("one rank mixes up nothing")
+    one = open_backend(False)
+    with fsdp_model(one) as model:
+        for _ in range(COMPARED_CALLS):
+            model.predict(X)
+        is_odd = one.rank == one.world_size - 1
+        for odd in ("predict", "save_model", "gather_full_parameters"):
+            message = message_of(model, odd if is_odd else "train", tmp_path)
+            assert f"{odd} on rank {one.world_size - 1}, but train on rank 0" in message
+        model.train(X, Y)

@@ -249,9 +249,11 @@ TABLE = {
     "rms_norm": refused(lambda of: ops.rms_norm(of(4, 3), of(3))),
     "add_layer_norm": refused(lambda of: ops.add_layer_norm(of(4, 3), of(4, 3), of(3), of(3))[1]),
     "add_rms_norm": refused(lambda of: ops.add_rms_norm(of(4, 3), of(4, 3), of(3))[1]),
-    "batch_norm": refused(lambda of: ops.batch_norm(of(4, 3), of(3), of(3))[0]),
+    "batch_norm": refused(lambda of: ops.batch_norm(of(4, 3), weight=of(3), bias=of(3))[0]),
     "group_norm": refused(lambda of: ops.group_norm(of(4, 6), 2, of(6), of(6))),
-    "instance_norm": refused(lambda of: ops.instance_norm(of(2, 3, 4), of(3), of(3))[0]),
+    "instance_norm": refused(
+        lambda of: ops.instance_norm(of(2, 3, 4), weight=of(3), bias=of(3))[0]
+    ),
     "interpolate": refused(lambda of: ops.interpolate(of(2, 2, 4), 6)),
     "dropout": refused(
         lambda of: ops.dropout(of(4, 3), 0.5, "here", ForwardContext(True, 1, 2, 0))
@@ -266,7 +268,9 @@ TABLE = {
     "lstm": refused(lambda of: ops.lstm(of(2, 4, 3), of(4, 2), of(4, 2), *RECURRENT(of, 4))[0]),
     "cross_entropy": refused(lambda of: ops.cross_entropy(of(4, 3), IDS)),
     "mse": refused(lambda of: ops.mse(of(4, 3), of(4, 3) * 2)),
-    "binary_cross_entropy": refused(lambda of: ops.binary_cross_entropy(of(4, 3), PLACES > 0)),
+    "binary_cross_entropy_with_logits": refused(
+        lambda of: ops.binary_cross_entropy_with_logits(of(4, 3), PLACES > 0)
+    ),
     # the Fourier transforms, of fft
     **{
         name: refused(lambda of, f=getattr(ops.fft, name): f(of(4, 2)))
@@ -332,7 +336,7 @@ def wanted_dtype(name, dtype):
             wanted = "int64" if dtype == "int64" else "refused"
     else:
         wanted = rule[2] if len(rule) > 2 else "same"
-        if name in ("cross_entropy", "mse", "binary_cross_entropy") and dtype in HALVES:
+        if name in ("cross_entropy", "mse", "binary_cross_entropy_with_logits") and dtype in HALVES:
             wanted = "float32"
     return dtype if wanted == "same" else wanted
 

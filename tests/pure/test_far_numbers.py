@@ -48,7 +48,7 @@ def test_a_variance_does_not_depend_on_the_mean(name, mean):
 def test_the_variance_of_a_batch_norm_does_not_depend_on_the_mean(mean):
     x = (mean + RNG.standard_normal((2000, 3, 4))).astype("float32")
     one, zero = Tensor(numpy.ones(3, "float32")), Tensor(numpy.zeros(3, "float32"))
-    _, _, variance = ops.batch_norm(Tensor(x), one, zero)
+    _, _, variance = ops.batch_norm(Tensor(x), weight=one, bias=zero)
     assert off(variance, x.astype("float64").var(axis=(0, 2))) < LIMIT
 
 

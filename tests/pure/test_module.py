@@ -7,7 +7,14 @@ import pytest
 from checkpoints import edit_manifest, rows, save_boxes
 
 import shardkit as sk
-from shardkit import AutogradError, CheckpointError, ConfigurationError, ShapeError, ShardingError
+from shardkit import (
+    AutogradError,
+    CheckpointError,
+    ConfigurationError,
+    ShapeError,
+    ShardingError,
+    nn,
+)
 from shardkit.nn import (
     Dropout,
     LayerNorm,
@@ -298,6 +305,81 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, error,
     with pytest.raises(error, match=message):
         tree.load_state_dict(state)
     assert all(numpy.array_equal(value, before[name]) for name, value in tree.state_dict().items())
+
+
+class Tied(nn.Module):
+    """What PyTorch names twice: a weight, a layer, its buffers; and a child that has its owner."""
+
+    def __init__(self):
+        self.enter, self.leave = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+        self.leave.weight = self.enter.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.again = nn.Sequential(self.norm, self.leave)
+        self.leave.owner = self
+
+
+def torch_state(make=lambda tensor: tensor):
+    """The state dict of that module in PyTorch."""
+    torch = pytest.importorskip("torch")
+    tied = torch.nn.Module()
+    tied.enter, tied.leave = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3)
+    tied.leave.weight = tied.enter.weight
+    tied.norm = torch.nn.BatchNorm1d(3)
+    tied.again = torch.nn.Sequential(tied.norm, tied.leave)
+    return {name: make(tensor) for name, tensor in tied.state_dict(keep_vars=True).items()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tensor: tensor,  # a parameter, which takes a gradient
+        lambda tensor: tensor.detach().numpy(),
+        lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor,
+    ],
+    ids=["parameters", "arrays", "bfloat16"],
+)
+def test_a_state_dict_of_torch_fits_with_all_names_of_what_is_tied(make):
+    state, module = torch_state(make), Tied().finish(7)
+    assert module.load_state_dict(state) == {"missing_names": [], "unexpected_names": []}
+    loaded = module.state_dict()
+    assert {*loaded} < {*state}  # which has others for the same
+    for name, values in loaded.items():
+        wanted = state[name]
+        wanted = wanted if isinstance(wanted, numpy.ndarray) else wanted.detach().double().numpy()
+        assert numpy.array_equal(values, wanted), name
+
+
+@pytest.mark.parametrize(
+    "name, values, error, message",
+    [
+        ("leave.weight", numpy.ones((3, 3)), CheckpointError, "both are enter.weight in this Tied"),
+        ("again.1.bias", numpy.ones(3), CheckpointError, "both are leave.bias"),
+        ("norm.running_var", numpy.full(3, 1j), CheckpointError, "both are norm.running_var"),
+        ("norm.num_batches_tracked", numpy.array(0.5), ConfigurationError, "0.5 in .* of int64"),
+        ("leave.bias", numpy.full(3, 1j), ShapeError, "complex128; wanted real"),
+    ],
+)
+def test_a_state_that_is_wrong_in_its_last_value_changes_nothing(name, values, error, message):
+    module, state = Tied().finish(7), Tied().finish(8).state_dict()
+    before = module.state_dict()
+    state["again.0.running_var"] = state["norm.running_var"]
+    state["again.1.bias"] = state["leave.bias"].copy()
+    state["leave.weight"] = state["enter.weight"]
+    state[name] = values
+    if name == "leave.bias":
+        state["again.1.bias"] = values
+    with pytest.raises(error, match=message):
+        module.load_state_dict(state)
+    assert all(numpy.array_equal(each, before[name]) for name, each in module.state_dict().items())
+
+
+@pytest.mark.parametrize("values", [300.5, 2**40, -(2**40), numpy.nan, numpy.uint64(2**63)])
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_a_buffer_is_not_set_to_what_its_dtype_does_not_hold(values, dtype):
+    buffer = nn.Buffer(numpy.ones(2), dtype=dtype)
+    with pytest.raises(ConfigurationError, match="cannot hold it; wanted other values"):
+        buffer.array = numpy.full(2, values)
+    assert buffer.array.tolist() == [1, 1]
 
 
 def test_a_state_that_is_not_strict_loads_what_is_shared():

@@ -55,8 +55,8 @@ ONE = {  # functions of one number
     "clip": (lambda x: ops.clip(x, max=0.0), lambda x: x.clamp(max=0.0)),
     "divide 1": (lambda x: 1 / x, lambda x: 1 / x),
     "divide by 0": (lambda x: x / 0.0, lambda x: x / 0.0),
-    "binary_cross_entropy": (
-        lambda x: ops.binary_cross_entropy(x[::3], numpy.ones(x[::3].shape), "sum"),
+    "binary_cross_entropy_with_logits": (
+        lambda x: ops.binary_cross_entropy_with_logits(x[::3], numpy.ones(x[::3].shape), "sum"),
         lambda x: F.binary_cross_entropy_with_logits(
             x[::3], torch.ones_like(x[::3]), reduction="sum"
         ),

@@ -314,14 +314,14 @@ CASES = [
         [(6, 4), (6, 4)],
     ),
     Case(
-        "binary_cross_entropy",
-        lambda x: ops.binary_cross_entropy(x, TARGETS > 1),
+        "binary_cross_entropy_with_logits",
+        lambda x: ops.binary_cross_entropy_with_logits(x, TARGETS > 1),
         lambda x: F.binary_cross_entropy_with_logits(x, as_like(x, TARGETS > 1)),
         [(6,)],
     ),
     Case(
-        "binary_cross_entropy weighted",
-        lambda x: ops.binary_cross_entropy(x, TARGETS[:, None] > 1, "sum", WEIGHTS),
+        "binary_cross_entropy_with_logits weighted",
+        lambda x: ops.binary_cross_entropy_with_logits(x, TARGETS[:, None] > 1, "sum", WEIGHTS),
         lambda x: F.binary_cross_entropy_with_logits(
             x, as_like(x, TARGETS[:, None] > 1), as_like(x, WEIGHTS[:, None]), reduction="sum"
         ),

@@ -97,7 +97,7 @@ MADE = {
         lambda x, weight, bias: ops.linear(x, Tensor(numpy.eye(4, dtype=x.dtype)), bias * weight)
     ),
     "layer_norm": with_parameters(ops.layer_norm),
-    "batch_norm": with_parameters(lambda x, w, b: ops.batch_norm(x, w, b)[0]),
+    "batch_norm": with_parameters(lambda x, w, b: ops.batch_norm(x, weight=w, bias=b)[0]),
     "group_norm": with_parameters(lambda x, w, b: ops.group_norm(x, 2, w, b)),
     "bias_gelu": with_parameters(lambda x, w, b: ops.bias_gelu(x, b) * w),
     "rms_norm": with_parameters(lambda x, w, b: ops.rms_norm(x, w) + b),
@@ -207,8 +207,8 @@ def test_few_rows_of_an_id_are_added_in_their_order(count):
 
 
 LONG = {
-    "batch_norm": lambda x, w, b: ops.batch_norm(x, w, b)[1],
-    "variance of batch_norm": lambda x, w, b: ops.batch_norm(x, w, b)[2],
+    "batch_norm": lambda x, w, b: ops.batch_norm(x, weight=w, bias=b)[1],
+    "variance of batch_norm": lambda x, w, b: ops.batch_norm(x, weight=w, bias=b)[2],
     "group_norm": lambda x, w, b: ops.group_norm(x, 1, w, b),
     "avg_pool1d": lambda x, w, b: ops.avg_pool1d(x[..., :8000], 8000),
 }

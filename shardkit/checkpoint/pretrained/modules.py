@@ -15,7 +15,7 @@ import numpy
 from ...annotations import FilePath
 from ...errors import CheckpointError
 from ...files.paths import usable_path
-from ...nn.module import Module, members_of
+from ...nn.module import Module, first_names_of
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
 _KNOWN = {"i": INTEGER_TYPES, "b": {"BOOL": "?"}}  # types in a file for a kind of dtype
@@ -83,12 +83,12 @@ def load_safetensors(
     """
     stored = read_header(Path(usable_path(path)))
     kept = {**module.named_parameters(), **module.named_buffers()}
-    first_names = dict(_first_names(module, {id(member): name for name, member in kept.items()}))
+    first_names = first_names_of(module)
     state: dict[str, Any] = {}
     for other_name, tensor in stored.items():
-        name = first_names.get(other_name, other_name)
-        if name not in kept:
-            state[name] = None  # load_state_dict says so, if strict
+        name = first_names.get(other_name)
+        if name is None:
+            state[other_name] = numpy.empty(0)  # load_state_dict says so, if strict
             continue
         known = _KNOWN.get(kept[name].dtype.kind, NUMPY_TYPES)
         if tensor.dtype not in known:
@@ -96,24 +96,6 @@ def load_safetensors(
                 f"{path}: {name} is of type {tensor.dtype}, but that of the module is "
                 f"{kept[name].dtype}; wanted one of {', '.join(known)}"
             )
-        values = tensor.read(str(kept[name].dtype))
-        if not numpy.array_equal(state.get(name, values), values, equal_nan=True):
-            raise CheckpointError(
-                f"{path}: {other_name} differs from another tensor of the file, but both are "
-                f"{name} in this {type(module).__name__}"
-            )
-        state[name] = values
+        dtype = str(kept[name].dtype) if known is NUMPY_TYPES else known[tensor.dtype]
+        state[other_name] = tensor.read(dtype)
     return module.load_state_dict(state, strict=strict)
-
-
-def _first_names(module: Module, names: dict[int, str], path: str = ""):
-    """Yield (each dotted name, first name) of the parameters and buffers of a module.
-
-    names   {id of a parameter or buffer: its first name}
-    """
-    for name, member in members_of(module).items():
-        below = f"{path}.{name}" if path else name
-        if isinstance(member, Module):
-            yield from _first_names(member, names, below)
-        else:
-            yield below, names[id(member)]

@@ -141,7 +141,9 @@ class TrackedNorm(Module):
         if self.track_running_stats and not current_context().training:
             moments = (self.running_mean, self.running_var)
             return normalize(x, *moments, self.weight, self.bias, self.eps)
-        y, mean, variance = type(self).operation(x, self.weight, self.bias, self.eps)
+        y, mean, variance = type(self).operation(
+            x, weight=self.weight, bias=self.bias, eps=self.eps
+        )
         if self.track_running_stats:
             observe_moments(self, mean, variance, x.size // max(mean.size, 1))
         return y

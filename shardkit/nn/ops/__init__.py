@@ -7,6 +7,9 @@ gradient has the shape and dtype of what it is the gradient of. A wrong shape or
 ShapeError.
 """
 
+from typing import NoReturn
+
+from ...habits import place_of
 from ...public import import_names
 from ..doors import door
 
@@ -42,7 +45,7 @@ __all__ = import_names(
             "topk"
         ),
         "linear": "add_bias embedding linear matmul",
-        "loss": "binary_cross_entropy cross_entropy mse",
+        "loss": "binary_cross_entropy_with_logits cross_entropy mse",
         "normalization": "add_layer_norm add_rms_norm dropout layer_norm rms_norm",
         "padding": "pad",
         "pooling": (
@@ -66,3 +69,9 @@ __all__ = import_names(
     },
     door,
 )
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}{place_of('ops', dict, name)}"
+    )

@@ -127,7 +127,7 @@ from .linear import (
     matmul as matmul,
 )
 from .loss import (
-    binary_cross_entropy as binary_cross_entropy,
+    binary_cross_entropy_with_logits as binary_cross_entropy_with_logits,
     cross_entropy as cross_entropy,
     mse as mse,
 )

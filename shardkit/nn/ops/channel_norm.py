@@ -39,7 +39,7 @@ def group_norm(
 
 
 def instance_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor, *, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel of each sample; and these two.
 
@@ -75,7 +75,7 @@ def _group_norm(x, num_groups, weight, bias, eps):
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor, *, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple:
     """Return x, with mean 0 and variance 1 in each channel over all samples; and these two.
 

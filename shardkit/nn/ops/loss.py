@@ -142,7 +142,7 @@ def mse(prediction: Tensor, target: Any, reduction: str = "mean", weights: Any =
     )
 
 
-def binary_cross_entropy(
+def binary_cross_entropy_with_logits(
     logits: Tensor,
     targets: Any,
     reduction: str = "mean",
@@ -163,13 +163,15 @@ def binary_cross_entropy(
         Targets of this value do not count; None: all do.
     """
     xp = xp_of(logits.array)
-    target = fresh.placed(constant_of(targets, "the target of binary_cross_entropy"), xp)
+    target = fresh.placed(
+        constant_of(targets, "the target of binary_cross_entropy_with_logits"), xp
+    )
     if logits.shape != target.shape:
         raise ShapeError(
-            f"binary_cross_entropy of logits {logits.shape} and targets {target.shape}; wanted "
-            "equal shapes"
+            f"binary_cross_entropy_with_logits of logits {logits.shape} and targets "
+            f"{target.shape}; wanted equal shapes"
         )
-    check_floating("binary_cross_entropy", logits)
+    check_floating("binary_cross_entropy_with_logits", logits)
     counts = None if ignore_index is None else target != ignore_index
     z = widened(logits.array)
     target = target.astype(z.dtype, copy=False)

@@ -26,7 +26,7 @@ from ...checkpoint.sources import Loaded, load_from
 from ...checkpoint.store import CheckpointStore
 from ...checkpoint.values import DataWriter
 from ...comm.failure.agreement import by_first, collectively
-from ...comm.same import alike, facts_of
+from ...comm.same import alike, check_same, facts_of
 from ...errors import CheckpointError, ShardingWarning
 from ...files.paths import usable_path
 from ...nn.features import input_features
@@ -67,6 +67,7 @@ class Checkpoints:
     def image(self) -> bytes:
         """Return parameters, optimizer state and counts as an HDF5 image."""
         state = self._engine.state
+        check_same(self.world, {}, call="serialize")
         return make_image(state.counted_boxes(), self.world, self.describe())
 
     def write_image(self, file) -> None:
@@ -179,7 +180,7 @@ class Checkpoints:
 
     def _agreed(self, path, kept: Retention, files_per_node: int | None) -> Path:
         """Return the path, if all ranks pass the same, and the same others. Collective."""
-        with alike(self.world) as facts:
+        with alike(self.world, call="save_model") as facts:
             path = _folder(path)
             is_count = files_per_node is None or is_integer(files_per_node, at_least=1)
             require(is_count, "files_per_node", files_per_node, "an integer of at least 1, or None")
@@ -196,7 +197,7 @@ class Checkpoints:
         Errors, on all ranks: CheckpointError, the model is unchanged then; ValueError on a
         selection that means nothing.
         """
-        with alike(self.world) as facts:
+        with alike(self.world, call="deserialize") as facts:
             selected = Selection.of(**selection)
             facts |= facts_of(vars(selected))
         wanted = self._wanted(selected)
@@ -220,7 +221,7 @@ class Checkpoints:
         selection that means nothing; the model is unchanged then.
         """
         several = isinstance(path, tuple)  # folders, of which the newest is taken
-        with alike(self.world) as facts:
+        with alike(self.world, call="load_model") as facts:
             selected, which = Selection.of(**selection), checked_choice(which)
             paths = [_folder(each) for each in (path if several else [path])]
             places = ", ".join(str(each.resolve()) for each in paths)
@@ -230,8 +231,10 @@ class Checkpoints:
         self._adopt(loaded.fit)
         self._take_companions(loaded.source)
         if self.world.rank == 0 and loaded.skipped:
-            reasons = "; ".join(loaded.skipped)
-            warnings.warn(f"{loaded.source.folder} is taken; passed over: {reasons}", stacklevel=3)
+            warnings.warn(
+                f"{loaded.source.folder} is taken; passed over: {'; '.join(loaded.skipped)}",
+                stacklevel=3,
+            )
         return loaded.report()
 
     def _read(self, path: Path | tuple[Path, ...], wanted: Wanted, which: Which) -> Loaded:

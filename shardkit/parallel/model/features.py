@@ -4,7 +4,7 @@ import numpy
 
 from ...array.random import key_of, permutation
 from ...comm.failure.agreement import collectively
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...errors import FeatureError
 from ...nn.features import input_features
 from ...tree import is_tree, structure
@@ -25,10 +25,10 @@ class Features:
     def activate(self, indices) -> None:
         """Use these only. Collective."""
         world = self._engine.mesh.world
-        with collectively(world):
+        with alike(world, call="set_active_feature_indices") as facts:
             features = features_of(self._engine.model)
             numbers = features.checked(indices)
-        check_same(world, {"active features": str(list(numbers))})
+            facts["active features"] = str(list(numbers))
         features.activate(numbers)
 
     def importance(self, x, y) -> dict[str, float]:

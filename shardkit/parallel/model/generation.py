@@ -103,7 +103,7 @@ def generate(
     choice   {name: value} of a Choice
     """
     mesh = engine.mesh
-    with alike(mesh.world) as facts:
+    with alike(mesh.world, call="generate") as facts:
         if not isinstance(engine.model, GPT):
             raise ConfigurationError(
                 f"generate by a {type(engine.model).__name__}; wanted a language model "

@@ -13,8 +13,7 @@ import numpy
 
 from ...arguments import is_number, require
 from ...array.backend import to_host
-from ...comm.failure.agreement import collectively
-from ...comm.same import check_same
+from ...comm.same import alike, check_same
 from ..fingerprint import describe
 
 
@@ -81,7 +80,7 @@ class Learning:
     def compute_gradients(self, x, y, loss):
         """Return the mean gradients of what this rank trains, end to end, on the host."""
         engine = self._engine
-        check_same(engine.mesh.world, {"loss": describe(loss)})
+        check_same(engine.mesh.world, {"loss": describe(loss)}, call="compute_gradients")
         engine.compute_gradients(x, y, loss)
         gradients = [to_host(unit.gradients.updated) for unit in engine.units.trained.own]
         return numpy.concatenate([numpy.empty(0, engine.units[0].dtype), *gradients])
@@ -91,10 +90,10 @@ class Learning:
         self._commit()
         world = self._engine.mesh.world
         wanted = "a finite number, at least 0"
-        with collectively(world):
+        with alike(world, call="apply_gradients") as facts:
             require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, wanted)
             self._engine.check_gradients(gradients)
-        check_same(world, {"learning_rate": str(learning_rate)})
+            facts["learning_rate"] = str(learning_rate)
         self._engine.apply_gradients(gradients, learning_rate)
 
     def step(self) -> None:

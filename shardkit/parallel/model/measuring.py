@@ -20,7 +20,7 @@ import numpy
 from ...annotations import Tree
 from ...arguments import require
 from ...comm.failure.agreement import collectively, raise_together
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...errors import CommunicationTimeout, ShardingError
 from ...nn.autograd import no_grad
 from ...nn.loss import as_loss
@@ -239,7 +239,7 @@ def _check_metrics(metrics, world) -> None:
 
     Errors, on all ranks: ConfigurationError on what is no {name: Metric}; ShardingError.
     """
-    with collectively(world):
+    with alike(world, call="evaluation") as facts:
         require(isinstance(metrics, dict), "metrics", metrics, "{name: Metric}, or None")
-    kinds = {f"metrics[{name!r}]": type(metric).__qualname__ for name, metric in metrics.items()}
-    check_same(world, kinds)
+        for name, metric in metrics.items():
+            facts[f"metrics[{name!r}]"] = type(metric).__qualname__

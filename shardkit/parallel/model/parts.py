@@ -15,10 +15,11 @@ from ...checkpoint.background import Saver
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
+from ...comm.same import check_same
 from ...errors import ShardingWarning
 from ...habits import named_here
-from ...layout.axes import COPIES
-from ...layout.policy import policy_named
+from ...layout.axes import COPIES, Held, apart
+from ...layout.policy import SHARD, policy_named
 from ...nn.module import Module
 from ...refusal import check_usable
 from ..data.partition import describe_large_block
@@ -93,6 +94,14 @@ class Parts:
         config, rule = self.engine.config, self.state.other_rule
         return config if rule is None else replace(config, optimizer=rule)
 
+    def gather(self):
+        """Return all parameters as one vector. Collective."""
+        mesh = self.engine.mesh
+        is_cut = any(mesh.size(axis) > 1 for axis in apart(Held.PARAMETERS))
+        if is_cut or self.policy.parameters is SHARD:  # else each rank has them all
+            check_same(mesh.world, {}, call="gather_full_parameters")
+        return self.weights.gather()
+
     # ---- other models on the same mesh -----------------------------------------------------------
 
     def clone(self) -> "Parts":
@@ -107,6 +116,7 @@ class Parts:
 
         Collective.
         """
+        check_same(self.engine.mesh.world, {}, call="deep_copy")
         other = self._anew(replace(self.history, last_batch=None))
         other.state.copy_from(self.state)
         self.engine.mesh.share()
@@ -114,6 +124,7 @@ class Parts:
 
     def with_parameters(self, vector) -> "Parts":
         """Return parts with these parameters and fresh optimizer state. Collective."""
+        check_same(self.engine.mesh.world, {}, call="with_parameters")
         other = self._anew(History())
         other.state.set_weights(vector)
         self.engine.mesh.share()

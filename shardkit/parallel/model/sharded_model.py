@@ -514,7 +514,7 @@ class ShardedModel:
 
     def gather_full_parameters(self) -> Array:
         """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
-        return self._open.weights.gather()
+        return self._open.gather()
 
     def get_parameters(self) -> Array:
         """Return what gather_full_parameters() returns. Collective."""

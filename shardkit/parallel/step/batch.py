@@ -9,6 +9,7 @@ along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
@@ -21,6 +22,7 @@ from ...array.dtypes import check_real
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
+from ...comm.same import CALL, difference
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...layout.axes import COPIES
 from ...layout.part import Rows
@@ -33,6 +35,8 @@ from .inputs import Inputs, MicroBatch, Update
 SAMPLE_BITS = (
     32  # of the number of a rank's samples; above it in the same message is the form of its part
 )
+
+_PASSED = "passed"  # beside what ranks must have alike
 
 
 def arrays_in(tree) -> list:
@@ -90,7 +94,16 @@ class Batches:
         self.compares_peers = compares_peers
 
     def agree(
-        self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None, choice=(None, ())
+        self,
+        x,
+        y,
+        micro_batches: int,
+        loss=None,
+        ballot: Ballot | None = None,
+        choice=(None, ()),
+        *,
+        call: str,
+        rates: Callable[[], list[float]] = list,
     ) -> AgreedBatch:
         """Return the batch of this step. Collective over the mesh.
 
@@ -98,10 +111,13 @@ class Batches:
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
         choice   `only` that objective, None: all; and all
+        call     that begins here
+        rates    function that returns learning rates: a schedule may differ between ranks
         Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
         rank is empty, does not divide into the micro-batches, is not accepted by the model or the
         loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
-        ShardingError naming the ranks that passed another part than their peers.
+        ShardingError naming the ranks that passed another part than their peers, or are in another
+        call, or have other rates.
         """
         common = CommonNumber()
         only, objectives = choice
@@ -111,7 +127,8 @@ class Batches:
             x, y = self._checked_samples(criterion, x, y)
             own_samples = len(arrays_in(x)[0])
             _check_division(own_samples, micro_batches)
-            common.value = _structure_number(x, y, only=only)
+            said = {CALL: call, "the learning rate": str(rates())}
+            common.value = _structure_number(said, x, y, only=only)
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
@@ -121,7 +138,7 @@ class Batches:
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, only, **given)
+        self._check_common(common, said, only, **given)
         self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
@@ -171,6 +188,7 @@ class Batches:
         Errors, on all ranks: as agree().
         """
         common = CommonNumber()
+        about = {CALL: "predict"}
         with collectively(self._mesh.world, common):
             x = self._on_host("x", x)
             for name, array in named_leaves(x, "x"):
@@ -178,8 +196,8 @@ class Batches:
                     raise ShapeError(f"{name} is a single number; wanted an array [samples, ...]")
             _check_lengths(x=x)
             self._check_input(x)
-            common.value = _structure_number(x)
-        self._check_common(common, x=x)
+            common.value = _structure_number(about, x)
+        self._check_common(common, about, x=x)
         self._check_peers(x)
         return x
 
@@ -227,17 +245,24 @@ class Batches:
             with collectively(self._mesh.world):
                 self._samples.check_same(*trees)
 
-    def _check_common(self, common: CommonNumber, only: str | None = None, **trees) -> None:
-        """Raise ShapeError on all ranks if some have other structures of trees, or another only."""
+    def _check_common(
+        self, common: CommonNumber, about: dict[str, str], only: str | None = None, **trees
+    ) -> None:
+        """Raise on all ranks if some have other structures of trees, or another only (ShapeError),
+        or differ in `about` (ShardingError).
+        """
         if common.is_common:
             return
         mine = ", ".join(f"{name} = {_told(tree)}" for name, tree in trees.items())
         mine += "" if only is None else f", only = {only!r}"
-        everyones = self._mesh.world.all_gather_object(mine)
-        rank = next(rank for rank, theirs in enumerate(everyones) if theirs != everyones[0])
+        everyones = self._mesh.world.all_gather_object({**about, _PASSED: mine})
+        told = [facts.pop(_PASSED, "") for facts in everyones]
+        if any(facts != everyones[0] for facts in everyones):
+            raise ShardingError(difference(everyones, "give the same on all ranks"))
+        rank = next(rank for rank, theirs in enumerate(told) if theirs != told[0])
         raise ShapeError(
-            f"rank 0 passed {everyones[0]}, but rank {rank} {everyones[rank]}; wanted trees of one "
-            "structure on all ranks, * standing for an array, and the same only"
+            f"rank 0 passed {told[0]}, but rank {rank} {told[rank]}; wanted trees of one structure "
+            "on all ranks, * standing for an array, and the same only"
         )
 
 
@@ -251,6 +276,7 @@ class Intake:
     def __init__(self, batches: Batches, parts, config):
         self._batches, self._parts = batches, parts
         self._micro_batches, self._seed = config.micro_batches, config.seed
+        self._groups = config.parameter_groups
 
     def inputs(
         self,
@@ -262,6 +288,7 @@ class Intake:
         first_gradient: int = 0,
         first_sample: int = 0,
         choice=(None, ()),
+        call: str = "train",
     ) -> tuple[AgreedBatch, Inputs]:
         """Agree on the batch, and cut this rank's part into micro-batches. Collective.
 
@@ -271,7 +298,8 @@ class Intake:
         self.check_weights()
         num, parts = self._micro_batches, self._parts
         state = parts.state
-        batch = self._batches.agree(x, y, num, loss, ballot, choice)
+        rates = self._rates_ahead if call == "train" else list
+        batch = self._batches.agree(x, y, num, loss, ballot, choice, call=call, rates=rates)
         size = batch.own_samples // num
         whole = batch.x
         x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
@@ -304,6 +332,21 @@ class Intake:
             first_gradient=first_gradient,
             update=Update(state.step_number + 1),
         )
+
+    def _rates_ahead(self) -> list[float]:
+        """Return the learning rates of the next update: of the rule, and of groups with their own.
+
+        A rule of one's own may have none. Errors: ConfigurationError, and what a schedule raises.
+        """
+        state = self._parts.state
+        rules = [state.rule, *(group.rule for group in self._groups)]
+        numbers = {*state.updates.values()}
+        return [
+            rule.rate(number + 1)
+            for rule in rules
+            if hasattr(rule, "rate")
+            for number in sorted(numbers)
+        ]
 
     def check_weights(self) -> None:
         """Errors: ShardingError while the model awaits its weights, or averages stand in their
@@ -387,11 +430,12 @@ def _check_choice(only: str | None, names: list[str]) -> None:
         require(only in names, "only", only, wanted)
 
 
-def _structure_number(*trees, only: str | None = None) -> int:
-    """Return 32 bits for the structure of trees and a choice: 0 if each is one array, and none."""
-    if only is None and all(map(is_array, trees)):
-        return 0
-    return zlib.crc32(" ".join([*map(_told, trees), repr(only)]).encode())
+def _structure_number(about: dict[str, str], *trees, only: str | None = None) -> int:
+    """Return 32 bits for what is said, the structure of trees and a choice."""
+    words = [*about.values()]
+    if only is not None or not all(map(is_array, trees)):
+        words += [*map(_told, trees), repr(only)]
+    return zlib.crc32(" ".join(words).encode())
 
 
 def _told(tree) -> str:

@@ -225,7 +225,8 @@ class Engine:
         require(not (loss and self.plan.owners), "loss", loss, "None: each objective has its own")
         self._gradients.check_kept("compute_gradients()")
         first = self._gradients.computed
-        batch, inputs = self._intake.inputs(x, y, loss, first_sample=first)
+        call = "compute_gradients"
+        batch, inputs = self._intake.inputs(x, y, loss, first_sample=first, call=call)
         if not batch.items:
             raise ShapeError(f"{NOTHING_COUNTS}; the mean gradient is undefined")
         results = self._compute(self.objectives, batch, inputs)

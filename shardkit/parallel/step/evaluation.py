@@ -144,7 +144,7 @@ class Evaluation:
         Errors, on all ranks: ShapeError; what the loss raises on any.
         """
         self._weights.check()
-        batch = self._batches.agree(x, y, micro_batches=1)
+        batch = self._batches.agree(x, y, micro_batches=1, call="evaluate")
         criterion = batch.loss
         prediction = self.forward(batch.x)
         total = items = 0.0

@@ -10,8 +10,7 @@ from itertools import chain
 from math import prod
 
 from ...comm.backend import CommunicationBackend
-from ...comm.failure.agreement import collectively
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...nn.module import Module
 from ...optim.description import describe_rule
 from ...optim.groups import check_successor, groups_by_name, rule_for
@@ -189,10 +188,10 @@ class State:
 
         Errors, on all ranks: ShardingError if it keeps other state, or is not the same on all.
         """
-        with collectively(self._world):
+        with alike(self._world, call="use_rule") as facts:
             check_usable(rule)
             check_successor(self.rule, rule, self._groups)
-        check_same(self._world, {"the rule": describe(rule)})
+            facts["the rule"] = describe(rule)
         self.rule = self.other_rule = rule
         self._tell_units_the_rule()
 

@@ -14,9 +14,8 @@ import numpy
 from ...array.backend import host_array, to_host
 from ...array.device import Device
 from ...array.dtypes import check_real
-from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
-from ...comm.same import check_same
+from ...comm.same import alike
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module
@@ -146,14 +145,14 @@ class Weights:
         Errors, on all ranks: ValueError on a wrong length, ShardingError if ranks were given
         different ones.
         """
-        with collectively(self._mesh.world):
+        with alike(self._mesh.world, call="set_parameters") as facts:
             vector = host_array("the parameter vector", vector)
             if vector.shape != (self.count,):
                 raise ShapeError(
                     f"a parameter vector of shape {vector.shape}; wanted ({self.count},)"
                 )
             check_real("the parameter vector", vector.dtype)
-        check_same(self._mesh.world, {"the parameter vector": describe(vector)})
+            facts["the parameter vector"] = describe(vector)
         views = self._canonical_views(vector)
         for _, piece, array in self.boxes_of(lambda unit: {"model": unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
