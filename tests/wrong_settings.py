@@ -107,6 +107,7 @@ MADE = {
     ),
     "deterministic": (of_setting("deterministic", "no"), "deterministic = 'no'"),
     "shard_ranks": (of_setting("shard_ranks", 0), "shard_ranks = 0"),
+    "domain_slabs": (of_setting("domain_slabs", 0), "domain_slabs = 0"),
     "gradient_compression": (of_setting("gradient_compression", "zip"), "= 'zip'"),
     "frozen": (of_setting("frozen", 3), "frozen = 3"),
     "frozen: no such name": (of_setting("frozen", ("nothing",)), "nothing"),

@@ -25,6 +25,13 @@ def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
     return start, start + each + (part < rest)
 
 
+def run_of_spans(length: int, num_parts: int, first: int, count: int) -> tuple[int, int]:
+    """Return the run [start, stop) of `length` that so many parts from the first on are."""
+    start, _ = even_span(length, num_parts, first)
+    _, stop = even_span(length, num_parts, first + count - 1)
+    return start, stop
+
+
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
     """Return the blocks of each unit: neighbors, merged until they have `minimum` elements.
 

@@ -4,7 +4,8 @@
     Rows   an array of these rows, that says where they lie in whole samples
 
 A source that is told a part reads these rows alone, whatever the length of its samples; halos
-travel between ranks in the layers. The spans of all parts are those of even_span.
+travel between ranks in the layers. The spans of all parts are those of even_span, or runs of them
+where parts have several slabs.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import ShapeError
-from .cuts import even_span
+from .cuts import run_of_spans
 
 Shape: TypeAlias = tuple[int, ...]
 Index: TypeAlias = tuple[slice, ...]
@@ -113,12 +114,15 @@ class SamplePart:
         Of x [samples, ...], along which it is cut.
     y_dim
         Likewise of y; None: y is read whole, such as the class of an image.
+    slabs
+        That make up a part: all slabs of all parts are even.
     """
 
     number: int
     count: int
     x_dim: int
     y_dim: int | None = None
+    slabs: int = 1
 
     def span(self, length: int) -> tuple[int, int]:
         """Return which rows [start, stop) of samples of this length are read.
@@ -128,7 +132,8 @@ class SamplePart:
         length
             Of whole samples, along the dim that is cut.
         """
-        return even_span(length, self.count, self.number)
+        num = self.count * self.slabs
+        return run_of_spans(length, num, self.number * self.slabs, self.slabs)
 
     def x(self, rows: Any, length: int) -> Rows:
         """Return x as a model takes it, of the rows that were read.

@@ -41,8 +41,9 @@ class ForwardContext:
     observer
         Function (buffer, Observation) that takes what buffers observe in training (buffer.py);
         None: buffers apply it at once.
-    is_cut
-        The input is a part of each sample, which was checked as a whole.
+    parts
+        How ranks share each sample, of which the input is a part; its run(block, x) runs each block
+        of a model. None: the input are whole samples.
     is_unmarked
         No number of the input begins a text, which was seen on the host: no device is asked.
     """
@@ -54,8 +55,13 @@ class ForwardContext:
     num_samples: int | None = None
     texts: Any = None
     observer: Any = None
-    is_cut: bool = False
+    parts: Any = None
     is_unmarked: bool = False
+
+    @property
+    def is_cut(self) -> bool:
+        """The input is a part of each sample, which was checked as a whole."""
+        return self.parts is not None
 
     def observed_by(self, observer: Any) -> "ForwardContext":
         """Return this context with another observer."""
@@ -124,8 +130,8 @@ def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
         _current.reset(token)
 
 
-def begin_block(home: str | None, number: int) -> None:
-    """Begin to count calls for a block of a model, so that no block need know of the others.
+def run_block(home: str | None, number: int, block: Any, x: Any) -> Any:
+    """Return block(x), with calls counted anew, so that no block of a model knows of the others.
 
     home     the path of the block; None if an earlier block is the same module
     number   of the block in the model
@@ -133,6 +139,22 @@ def begin_block(home: str | None, number: int) -> None:
     here = _current.get()
     here.counts = {}
     here.home, here.block = f"{home}." if home else home, number
+    parts = here.context.parts
+    return block(x) if parts is None else parts.run(block, x)
+
+
+def go_on_apart(observer: Any) -> None:
+    """Go on with the pass that runs as one of its own, whose calls others do not count.
+
+    In a thread, or a copy of a context, of its own. observer: None: that of the pass.
+    """
+    here = _current.get()
+    context = here.context if observer is None else here.context.observed_by(observer)
+    apart = _Pass(context, {**here.counts})
+    apart.home, apart.block = here.home, here.block
+    apart.num_rows = here.num_rows
+    _current.set(apart)
+    _logits_are_late.set(False)
 
 
 def note_input(args: tuple) -> None:

@@ -148,17 +148,19 @@ def _stop(order, function) -> TapeNode:
     return node
 
 
-def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
+def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=(), keep=None):
     """Send the gradients from the outputs to all leaves, newest node first.
 
     outputs    nodes, or leaf Tensors; one that stands there twice gets the sum
     deferred   None, or a list that receives (node's backward, gradient, ...) in place of the
                gradients of parameters, which are computed later (see backward_inputs)
     stops      (order, function) to call on the way; no two of one order, and none of a node's
+    keep       function (leaf, gradient, is new) in place of adding it to the leaf's .grad
     """
     pending = {}
     heap = []
-    _deliver(outputs, gradients, pending, heap)
+    keep = keep or _accumulate
+    _deliver(outputs, gradients, pending, heap, keep)
     for stop in [_stop(order, function) for order, function in stops]:
         pending[stop] = None
         heappush(heap, (stop.order, stop))
@@ -170,18 +172,18 @@ def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
             gradients = node.backward(gradient, node.wanted)
         else:
             gradients = _split(node, gradient, deferred)
-        _deliver(node.sources, gradients, pending, heap, node.gives_new)
+        _deliver(node.sources, gradients, pending, heap, keep, node.gives_new)
         if not retain_graph:
             node.release()
 
 
-def _deliver(sources, gradients, pending, heap, are_new=False):
+def _deliver(sources, gradients, pending, heap, keep, are_new=False):
     """Pass each gradient to its source: leaves add it, nodes collect all before their turn."""
     for source, gradient in zip(sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
         if not isinstance(source, TapeNode):
-            _accumulate(source, gradient, are_new)
+            keep(source, gradient, are_new)
         elif source in pending:
             # Never in place: both may be shared.
             pending[source] = fresh.compute("add", pending[source], gradient)

@@ -15,6 +15,7 @@ from ..optim.rules import RULES
 from ..refusal import check_made
 from ..settings import check_fields, setting
 from .data.settings import DataSettings
+from .domain.settings import DomainSettings
 from .pipeline.settings import PipelineSettings
 from .step.settings import StepSettings
 from .tensor.settings import TensorSettings
@@ -32,7 +33,13 @@ def _is_loss(value) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(
-    TransportSettings, ArraySettings, StepSettings, DataSettings, TensorSettings, PipelineSettings
+    TransportSettings,
+    ArraySettings,
+    StepSettings,
+    DataSettings,
+    DomainSettings,
+    TensorSettings,
+    PipelineSettings,
 ):
     """The settings that a file and Python have in common; each wing declares its own."""
 

@@ -34,11 +34,13 @@ class Chat(Language):
     def __init__(self, settings):
         super().__init__(settings)
         self._question = ""
-        if settings.data.packing and settings.mesh.domain > 1:
+        domain, slabs = settings.mesh.domain, settings.parallel.domain_slabs
+        if settings.data.packing and (domain > 1 or slabs is not None):
+            what = "mesh.domain" if domain > 1 else "parallel.domain_slabs"
             raise ConfigurationError(
-                f"mesh.domain = {settings.mesh.domain} cuts each row of tokens, in which "
-                "data.packing puts several conversations; set data.packing = false, or mesh.domain "
-                "= 1"
+                f"{what} = {domain if domain > 1 else slabs} cuts each row of tokens, in which "
+                "data.packing puts several conversations; set data.packing = false, or leave "
+                f"{what} out"
             )
 
     # ---- data ------------------------------------------------------------------------------------

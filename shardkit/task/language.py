@@ -190,7 +190,7 @@ class Language(Task):
         sample = self.settings.sample
         if sample.tokens == 0:
             return ""
-        if self.settings.mesh.domain > 1:
+        if self.settings.mesh.domain > 1 or self.settings.parallel.domain_slabs is not None:
             return (
                 "no sample of text: `shardkit generate` writes one, where ranks share no sequence"
             )

@@ -25,9 +25,15 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
         return f"{only}: gradients travel as {parallel.gradient_compression}"
     if replicas > 1 and num & (num - 1):
         return f"{only}: {num} micro-batches per rank are no power of two"
-    shares_samples = any(together[axis] > 1 for axis in COPIES if axis in together)
+    is_cut = any(together[axis] > 1 for axis in COPIES if axis in together)
+    shares_samples = is_cut or parallel.domain_slabs is not None
     if shares_samples and (replicas & (replicas - 1) or num & (num - 1)):
         return f"{only}: {replicas} of them x {num} micro-batches are no powers of two"
+    if parallel.domain_slabs is not None:
+        return (
+            "bits as on any data x pipeline mesh with a number of domain ranks that divides "
+            f"{parallel.domain_slabs}"
+        )
     if max(together.values()) > 1:
         shared = in_words({axis: n for axis, n in together.items() if n > 1}, " and ")
         return (

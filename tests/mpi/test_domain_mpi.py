@@ -114,3 +114,22 @@ def test_a_rank_that_only_sends_waits_until_it_is_heard(backend, way):
     model(x)
     times = backend.all_gather_object((began, time.monotonic()))[::direction]
     assert all(done >= later for (_, done), (later, _) in zip(times, times[1:]))
+
+
+def in_slabs(backend):
+    """Return the bytes of what training in slabs leaves, on as many domain ranks as there are."""
+    found = []
+    for wrapped, x, targets in cases()[:5]:
+        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=0.01), domain_slabs=4)
+        model = sk.HybridShardedModel(wrapped, config, domain_parallel_size=backend.world_size)
+        losses = [model.train(numpy.ascontiguousarray(x), targets) for _ in range(STEPS)]
+        found += [losses, model.get_parameters().tobytes(), model.predict(x).tobytes()]
+        model.close()
+    return found
+
+
+@pytest.mark.thorough
+def test_slabs_have_the_bits_of_one_rank(backend, on_one_rank):
+    wanted = on_one_rank(in_slabs)
+    if 4 % backend.world_size == 0:
+        assert in_slabs(backend) == wanted

@@ -220,6 +220,7 @@ WRONG = {
     "minimum_parameter_group_size": (0, 2.5, True, "64", None),
     "gradient_compression": ("zip", True, ["float16"]),
     "shard_ranks": (0, 2.5, True, "2"),
+    "domain_slabs": (0, 2.5, True, "4"),
     "frozen": ("embedding.*", 3, (1,), None),
     "parameter_groups": ("*.bias", ("*.bias",), None, {"*.bias": 0}),
     "micro_batches": (0, 2.5, 2.0, True, "2", None),

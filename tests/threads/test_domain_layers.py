@@ -29,7 +29,9 @@ TOLERANCE = 1e-12
 F64 = {"dtype": "float64"}
 GRIDS = {1: (13,), 2: (13, 5), 3: (11, 4, 3)}  # the first dim is cut
 CHANNELS = 4
-CONTEXT = ForwardContext(training=True, seed=5, step=3, first_sample=2, num_samples=2, is_cut=True)
+CONTEXT = ForwardContext(
+    training=True, seed=5, step=3, first_sample=2, num_samples=2, parts=object()
+)
 
 
 def of_dims(name, dims):

@@ -243,6 +243,7 @@ KEEP_THE_BITS = [
     ("gpu_transport", "mpi", {}),
 ]
 CHANGE_THE_BITS = [
+    ("domain_slabs", 2, {}),
     ("sequence_parallel", True, {"mesh.tensor": 2}),
     ("minimum_parameter_group_size", 100_000, TIED),
     ("minimum_parameter_group_size", 100_000, {"model.dtype": "float64"}),

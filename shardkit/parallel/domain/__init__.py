@@ -15,5 +15,7 @@ recurrent      recurrent layers, in turn
 sequences      the layers of tokens and spectra that take the place of whole ones
 graphs         message passing with a halo of nodes
 plan           the table of layers that work cut, and its use on an ordinary model; read it first
+slab_group     slabs of a rank as ranks of their own, which take turns
+slabs          a block of a model, run for each slab
 samples        parts of batches, losses that are counted once, predictions joined
 """

@@ -15,8 +15,9 @@ import numpy
 
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError, ShardingError
-from ...layout.cuts import even_span
+from ...layout.cuts import even_span, run_of_spans
 from ...nn.module import Module, check_input_of
+from .slab_group import SlabGroup
 from .spans import Table, even_spans
 
 GRID_DIM = 2  # the first dim of a grid in [samples, channels, *grid], which is cut
@@ -27,15 +28,17 @@ ADVICE = "use fewer domain ranks, longer samples, or a model that keeps more"
 class DomainAxis:
     """The ranks that share each sample, and the dim of x along which they do.
 
-    group     the ranks of the axis
+    group     the ranks of the axis, or the slabs that they have (slab_group.py)
     dim       of activations: 2, the first of a grid in [samples, channels, *grid], or 1
     made      lengths of inputs and of what layers made: any other is a mistake between layers; None
               where layers run on other ranks too, and what they make is not known
     along_last  the first layer that gets parts, and computes along the last dim; None: no one
+    passed    {path of a module that gets parts: (dim of x, dim of what it returns or None: whole)}
     """
 
-    def __init__(self, group: CommunicationBackend, dim: int, *, follows: bool = True):
-        self.group = group
+    def __init__(self, group: CommunicationBackend | SlabGroup, dim: int, *, follows: bool = True):
+        self.group: Any = group
+        self.passed: dict[str, tuple[int, int | None]] = {}
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
         self._by_part: dict[int, int] = {}  # own rows -> the length; none where they do not tell
@@ -136,14 +139,22 @@ class DomainAxis:
         """Return this rank's [start, stop) of `length`."""
         return even_span(length, self.group.world_size, self.group.rank)
 
+    def held_span(self, length: int) -> tuple[int, int]:
+        """Return the [start, stop) of `length` that this process has: of all of its slabs."""
+        if not isinstance(self.group, SlabGroup):
+            return self.own_span(length)
+        num_own = self.group.num_own
+        first = self.group.ranks.rank * num_own
+        return run_of_spans(length, self.group.world_size, first, num_own)
+
     def shared(self, whole, made):
         """Return what was made of an object by the first of the layers that have it: `made`."""
         return self._shared.setdefault(id(whole), (whole, made))[1]
 
     def slice_of(self, array, dim: int | None = None):
-        """Return this rank's rows of a whole array, a view."""
+        """Return the rows of a whole array that this process has, a view."""
         dim = self.dim if dim is None else dim
-        start, stop = self.own_span(array.shape[dim])
+        start, stop = self.held_span(array.shape[dim])
         return array[(slice(None),) * dim + (slice(start, stop),)]
 
     def __deepcopy__(self, memo):

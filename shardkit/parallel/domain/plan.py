@@ -54,6 +54,7 @@ from ..tensor.vocabulary import VocabularyParallelEmbedding, VocabularyParallelL
 from . import graphs, moments, others, patches, sequences, windows
 from . import recurrent as in_turn
 from .axis import GRID_DIM, CutLayer, DomainAxis
+from .slab_group import SlabGroup
 
 Build = Callable[[DomainAxis, Any], CutLayer | None]
 
@@ -86,6 +87,11 @@ def _lstm_head(axis, layer) -> CutLayer | None:
 
 
 def _on_own_nodes(axis, layer) -> CutLayer:
+    if isinstance(axis.group, SlabGroup):
+        raise ShardingError(
+            f"{layer.path_in_model} of a MessagePassing cannot be cut into slabs: the nodes that "
+            "it reads are those of a rank; wanted domain_slabs = None"
+        )
     if not isinstance(layer.graph, OwnGraph):
         raise ShardingError(
             f"{layer.path_in_model} of a MessagePassing whose samples bring their edges cannot be "
@@ -176,12 +182,12 @@ _UNKNOWN = "what its forward() does along the dim that is cut is not known"
 
 
 def cut_layers(
-    model: Module, group: CommunicationBackend, *, follows: bool = True
+    model: Module, group: CommunicationBackend | SlabGroup, *, follows: bool = True
 ) -> tuple[DomainAxis, DomainAxis, bool]:
     """Replace the layers of a model that need to know of a cut, in place; return the axes of x and
     of what the model returns, and whether that is whole.
 
-    group     the ranks that share samples
+    group     the ranks that share samples, or their slabs
     follows   all layers run on each of them, so that lengths that no layer made are found
     A copy of a model that was cut has its axis: its layers note on it what they make.
     Nothing has changed if it raises. No communication.
@@ -231,7 +237,7 @@ class _Walk:
     """
 
     def __init__(self, axis: DomainAxis, model: Module):
-        self.axis = axis
+        self.axis = self._first = axis
         self._model = model
         self.replaced: dict[int, CutLayer] = {}
         self.says_dim = False
@@ -243,6 +249,13 @@ class _Walk:
             for below, each in module.named_modules().items():
                 self._whole[id(each)] = f"{path}.{below}".rstrip(".")
             return False
+        dim = self.axis.dim
+        leaves_parts = self._through_module(path, module)
+        self._first.passed[path] = dim, self.axis.dim if leaves_parts else None
+        return leaves_parts
+
+    def _through_module(self, path: str, module: Module) -> bool:
+        is_cut = True
         if isinstance(module, CutLayer):  # of a copy of a model that was cut
             self.axis = module.behind
             return module.leaves_parts

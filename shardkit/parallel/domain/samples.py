@@ -33,6 +33,8 @@ from ..conjugate import all_gather, gathered
 from ..tensor.vocabulary import VocabularyParallelCrossEntropy
 from .axis import ADVICE, DomainAxis
 from .plan import cut_layers
+from .slab_group import SlabGroup
+from .slabs import SUM, cut, through_slabs
 
 # {loss that works on parts: dims that its targets have fewer than predictions, before the cut}
 LOSSES: dict[type[Loss], int] = {
@@ -52,17 +54,38 @@ class SampleParts:
     model          whose layers are cut, in place
     group          the ranks that share samples
     follows        all layers run on each of them
+    num_slabs      that layers compute for themselves, a power of two that the ranks divide; None:
+                   each rank computes with all of its rows
     counts_whole   of what is the same on all of them, this rank counts it
     Errors: those of plan.cut_layers(); ShardingError for a loss that is no sum over rows.
     """
 
     def __init__(
-        self, model: Module, group: CommunicationBackend, loss: Any, *, follows: bool = True
+        self,
+        model: Module,
+        group: CommunicationBackend,
+        loss: Any,
+        *,
+        follows: bool = True,
+        num_slabs: int | None = None,
     ):
-        self._axis, self._behind, self._is_joined = cut_layers(model, group, follows=follows)
+        self._ranks = group
+        parts = group if num_slabs is None else SlabGroup(group, num_slabs)
+        follows = follows and num_slabs is None  # slabs do not meet the same layer at one time
+        self._axis, self._behind, self._is_joined = cut_layers(model, parts, follows=follows)
+        slabs = self._axis.group  # of a copy of a model those of the model
+        self._slabs = slabs if isinstance(slabs, SlabGroup) else None
         self.counts_whole = group.rank == 0
         if loss is not None:
             self._dim_of_targets(counted.as_loss(loss))
+
+    def run(self, block: Module, x: Any) -> Any:
+        """Return block(x); where x is in slabs, made for each by itself. Collective then."""
+        path = block.path_in_model
+        if self._slabs is None or path not in self._axis.passed:
+            return block(x)
+        parameters = [*block.named_parameters().values()]
+        return through_slabs(self._slabs, block, x, *self._axis.passed[path], parameters)
 
     def own(self, x: Any) -> Any:
         """Return what this rank's model is given of x. Errors: ShapeError if it cannot be cut."""
@@ -96,6 +119,11 @@ class SampleParts:
         else:
             _check_factors(loss, y, dim)
             loss = CountedInParts(loss, self._behind, y.shape[dim])
+            loss = (
+                loss
+                if self._slabs is None
+                else CountedInSlabs(loss, self._slabs, self._behind.dim, dim)
+            )
         return self.own(x), self._rows("y", y, dim), loss
 
     def check_same(self, *trees: Any) -> None:
@@ -105,7 +133,7 @@ class SampleParts:
         """
         mine = repr([[leaf.shape for leaf in leaves(tree)] for tree in trees])
         common = CommonNumber()
-        with collectively(self._axis.group, common):
+        with collectively(self._ranks, common):
             common.value = zlib.crc32(mine.encode())
         if not common.is_common:
             raise ShapeError(
@@ -123,7 +151,7 @@ class SampleParts:
             )
         if not isinstance(array, Rows):
             return self._axis.slice_of(array, dim)
-        start, stop = self._axis.own_span(array.length)
+        start, stop = self._axis.held_span(array.length)
         if (array.dim, array.start, array.stop) != (dim, start, stop):
             raise ShapeError(
                 f"{what} is {array!r}; wanted rows {start}:{stop} along dim {dim} on this domain "
@@ -162,10 +190,11 @@ class SampleParts:
 
     def part(self, loss: Any) -> SamplePart:
         """Return which part of each sample this rank needs; loss: a Loss, or None."""
-        group, dim = self._axis.group, self._behind.dim
+        dim, num_ranks = self._behind.dim, self._ranks.world_size
         of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
         y_dim = None if self._is_joined else of_targets
-        return SamplePart(group.rank, group.world_size, self._axis.dim, y_dim)
+        slabs = self._axis.group.world_size // num_ranks
+        return SamplePart(self._ranks.rank, num_ranks, self._axis.dim, y_dim, slabs)
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -175,6 +204,11 @@ class SampleParts:
         fewer = LOSSES.get(type(loss))
         if self._is_joined:
             return 0
+        if self._slabs is not None and getattr(loss, "weight", None) is not None:
+            raise ShardingError(
+                f"{type(loss).__name__} with weights, whose sum is no whole number, of samples in "
+                "slabs; wanted weight = None, or domain_slabs = None"
+            )
         if fewer is None or self._behind.dim <= fewer:
             raise ShardingError(
                 f"{type(loss).__name__} of predictions that are cut along dim {self._behind.dim}: "
@@ -187,6 +221,7 @@ class SampleParts:
         """Return True if loss and metrics of whole samples are sums of those of their parts."""
         fewer = LOSSES.get(type(loss))
         is_sum = fewer is not None and self._behind.dim > fewer and type(loss) not in OF_WHOLE
+        is_sum = is_sum and self._slabs is None  # figures are made of joined predictions
         return is_sum and not self._is_joined and all(metric.adds_parts for metric in metrics)
 
     def pair(self, prediction: Any, y: Any, loss: Loss, *, in_parts: bool) -> tuple[Any, Any]:
@@ -230,19 +265,34 @@ class SampleParts:
     def _joined_slab(self, leaf):
         if not isinstance(leaf, Rows):
             return leaf
-        return gathered(leaf.array, self._axis.group, leaf.dim, leaf.length)
+        group, dim = self._axis.group, leaf.dim
+        return self._of_slabs(leaf.array, dim, lambda part: gathered(part, group, dim, leaf.length))
 
     def _slab(self, array):
         axis = self._behind
-        length = axis.length(array, "the prediction")
-        return Rows(array, axis.dim, axis.own_span(length)[0], length)
+        length = self._of_slabs(array, axis.dim, lambda part: axis.length(part, "the prediction"))
+        return Rows(array, axis.dim, axis.held_span(length)[0], length)
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
         axis = self._behind
-        length = axis.length(array, "the prediction")
-        gather = all_gather if isinstance(array, Tensor) else gathered
-        return gather(array, axis.group, axis.dim, length)
+        is_tensor = isinstance(array, Tensor)
+
+        def whole(part):
+            length = axis.length(part, "the prediction")
+            gather = all_gather if is_tensor else gathered
+            return gather(part, axis.group, axis.dim, length)
+
+        if is_tensor and self._slabs is not None:
+            return through_slabs(self._slabs, whole, array, axis.dim, None)
+        return self._of_slabs(array, axis.dim, whole)
+
+    def _of_slabs(self, array, dim, function):
+        """Return function(array), whose result is the same for all parts: those of slabs too."""
+        if self._slabs is None:
+            return function(array)
+        parts = cut(array, dim, self._slabs.num_own)
+        return self._slabs.run(lambda number: function(parts[number]))[0]
 
 
 class OfWhole(Loss):
@@ -281,6 +331,31 @@ class CountedInParts(Loss):
                 f"{self._length}, whose parts domain ranks have; wanted as many in both"
             )
         return self._loss.total(prediction, y)
+
+    def count(self, y: Any) -> float:
+        return self._loss.count(y)
+
+
+class CountedInSlabs(Loss):
+    """A loss of parts whose sum is that of slabs, each by itself: over all of them on the first
+    rank, and 0 on others.
+
+    dim, y_dim   of predictions and of targets, along which they are cut
+    """
+
+    def __init__(self, loss: Loss, slabs: SlabGroup, dim: int, y_dim: int):
+        self._loss = loss
+        self._slabs = slabs
+        self._dims = dim, y_dim
+
+    def total(self, prediction: Any, y: Any):
+        dim, y_dim = self._dims
+        targets = cut(y, y_dim, self._slabs.num_own)
+
+        def total(part):
+            return self._loss.total(part, targets[self._slabs.own])
+
+        return through_slabs(self._slabs, total, prediction, dim, SUM)
 
     def count(self, y: Any) -> float:
         return self._loss.count(y)

@@ -221,7 +221,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     sharing = _sharing(config, mesh, policy)
     keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
     is_released = keepers.parameters.is_released_after_use
-    gathering = AtCalls if stages.are_of_modules and is_released else ByProgram
+    gathering = _gathering(stages, config) if is_released else ByProgram
     programs_of = _programs_of(config, mesh, order, gathering, begins_gathers=is_released)
     return Blueprint(
         device=device,
@@ -239,6 +239,14 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         gathering=gathering,
         samples=samples,
     )
+
+
+def _gathering(stages: Stages, config) -> type[ByProgram] | type[AtCalls]:
+    """Return the class of what gathers parameters that are released; slabs call modules in turns,
+    so theirs are whole for all of a block.
+    """
+    at_calls = stages.are_of_modules and config.domain_slabs is None
+    return AtCalls if at_calls else ByProgram
 
 
 def _programs_of(config, mesh, order: Program, gathering, *, begins_gathers: bool):
@@ -296,7 +304,8 @@ def _units(plan: Blueprint, mesh, pools, movement) -> Units:
 def _cut_samples(model, config, mesh) -> SampleParts | None:
     """Make layers of the model work on this domain rank's part of each sample, if it has one."""
     domain = mesh.group("domain")
-    if domain.world_size == 1:
+    slabs = config.domain_slabs
+    if domain.world_size == 1 and slabs is None:
         return None
     owned, wanted = owners_in(model, config.loss), "1: several objectives read whole predictions"
     require(not owned, "domain", domain.world_size, wanted)
@@ -306,8 +315,27 @@ def _cut_samples(model, config, mesh) -> SampleParts | None:
             f"{domain.world_size} domain ranks with {what}; samples are cut on CPUs and without "
             "sequence parallelism: leave one of them out"
         )
+    if slabs is not None:
+        _check_slabs(config, mesh, slabs)
     follows = mesh.size("pipeline") == 1
-    return SampleParts(model, domain, config.loss or model.loss, follows=follows)
+    return SampleParts(model, domain, config.loss or model.loss, follows=follows, num_slabs=slabs)
+
+
+def _check_slabs(config, mesh, slabs: int) -> None:
+    """Raise ConfigurationError unless the ranks of the mesh can share so many slabs."""
+    ranks = mesh.size("domain")
+    if slabs % ranks or slabs & (slabs - 1):
+        raise ConfigurationError(
+            f"domain_slabs = {slabs} on {ranks} domain ranks, {slabs / ranks:.3g} each; wanted a "
+            "power of two, and a number of ranks that divides it"
+        )
+    others = {"tensor ranks": mesh.size("tensor") > 1, "compute_dtype": config.compute_dtype}
+    if any(others.values()):
+        what = next(name for name, is_set in others.items() if is_set)
+        raise ConfigurationError(
+            f"domain_slabs = {slabs} with {what}; wanted one of them alone: see "
+            "docs/parallel/domain.md"
+        )
 
 
 def _cut_layers(model, config, mesh) -> SampleParts | None:

@@ -317,7 +317,7 @@ class Intake:
                         first_sample=first_sample + batch.first_sample + start,
                         num_samples=size,
                         observer=self._observer(first_gradient + number),
-                        is_cut=parts.plan.samples is not None,
+                        parts=parts.plan.samples,
                     ),
                 ),
             )

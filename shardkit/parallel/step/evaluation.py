@@ -181,7 +181,7 @@ class Evaluation:
         is_cut = self._samples is not None
         if texts is not None and is_cut:
             self._samples.refuse_texts()
-        context = ForwardContext(seed=self._seed, texts=texts, is_cut=is_cut)
+        context = ForwardContext(seed=self._seed, texts=texts, parts=self._samples)
         context = self._batches.context_for(x, context)
         x = self._numerics.entering(map_tree(self._device.from_host, x))
         part = MicroBatch(x, None, context)

@@ -19,7 +19,7 @@ from ...array.dtypes import is_floating
 from ...errors import PeerError
 from ...nn.autograd import Passage, Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
-from ...nn.context import begin_block, forward_context, late_logits
+from ...nn.context import forward_context, late_logits, run_block
 from ...nn.module import Module
 from ...nn.trees import arrays_of, as_tensors, gradients_of
 from ..data.unit import Unit, Units
@@ -119,8 +119,7 @@ class Work:
 
     def _through_blocks(self, place, x):
         for home, number, block in self._blocks[place]:
-            begin_block(home, number)
-            x = block(x)
+            x = run_block(home, number, block, x)
         return x
 
     def backward(self, place: Place, m: int, gradient, inputs: Inputs):
@@ -163,7 +162,7 @@ class Work:
 
 
 def _numbered_blocks(stages: Stages) -> dict[Place, list[tuple]]:
-    """Return (home, number in the model, block) of all blocks of each unit, as begin_block has it.
+    """Return (home, number in the model, block) of all blocks of each unit, as run_block has it.
 
     A block that is in the model twice is at home where it comes first.
     """
