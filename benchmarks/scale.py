@@ -1,7 +1,8 @@
 """Count what grows with the ranks, without a cluster: ranks are simulated one after the other.
 
     python benchmarks/scale.py costs 64 512 4096        the rows of docs/scale.md: counts
-    python benchmarks/scale.py hang 64 512 4096         ledgers of so many ranks, and their report
+    python benchmarks/scale.py hang 64 512 4096         ledgers of so many ranks, and their report;
+                                                        and again, if opening one takes 1 ms
     python benchmarks/scale.py save 70b 4096            a checkpoint: what is said, not its values
     python benchmarks/scale.py save 405b 16384
 
@@ -16,10 +17,14 @@ import resource
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import tracemalloc
+from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 
 import numpy
 
@@ -43,13 +48,16 @@ from shardkit.testing.comm import (
     Ledger,
     Seat,
     crowding,
-    hang_report,
-    hang_suspects,
+    read_ledgers,
+    recorded,
+    report_of,
     rounds_of_gather,
     rounds_of_sum,
+    suspects_of,
 )
 from shardkit.testing.layout import Box, FlatLayout
 
+OPEN_SECONDS = 1e-3  # of a file on a shared file system
 STATES = ("model", "optimizer/first_moment", "optimizer/second_moment")
 DESCRIPTION = {
     "step": 1,
@@ -230,11 +238,39 @@ def hang(num_ranks: int) -> None:
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     ledgers(folder, num_ranks)
     began = time.process_time()
-    suspects, report = hang_suspects(folder, 60.0), hang_report(folder)
+    suspects, report = reported(folder)
     seconds, most = time.process_time() - began, memory()
     assert suspects == f"ranks 3, {num_ranks - 2} are missing", suspects
     print(f"{num_ranks:,} ranks: {seconds:.2f} s, {most / 1e6:.0f} MB, {len(report):,} characters")
+    with opening(OPEN_SECONDS) as opens:
+        began = time.perf_counter()
+        reported(folder)
+    seconds = time.perf_counter() - began
+    print(f"  {len(opens):,} files opened, each in {1e3 * OPEN_SECONDS:g} ms: {seconds:.1f} s")
     shutil.rmtree(folder)
+
+
+def reported(folder: Path) -> tuple[str, str]:
+    """Return who is missing and the report, as a rank makes them."""
+    found = read_ledgers(folder)
+    return suspects_of(found, folder, 60.0), report_of(found, folder)
+
+
+@contextmanager
+def opening(seconds: float):
+    """Return a context manager: to open a ledger takes so long in it; it is the list of these."""
+    real, opens = recorded.opened, []
+
+    def slow(path, **given):
+        opens.append(path)
+        time.sleep(seconds)
+        return real(path, **given)
+
+    recorded.opened = slow
+    try:
+        yield opens
+    finally:
+        recorded.opened = real
 
 
 def memory() -> int:
@@ -247,18 +283,19 @@ def memory() -> int:
 
 def calls_of(function) -> int:
     """Return how many functions it calls, those in C too."""
-    num_calls = 0
+    counts = defaultdict(int)  # of each thread
 
     def note(frame, event, argument):
-        nonlocal num_calls
-        num_calls += event in ("call", "c_call")
+        counts[get_ident()] += event in ("call", "c_call")
 
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
         function()
     finally:
         sys.setprofile(None)
-    return num_calls
+        threading.setprofile(None)
+    return sum(counts.values())
 
 
 def hang_costs(num_ranks: int) -> dict[str, int]:
@@ -266,11 +303,14 @@ def hang_costs(num_ranks: int) -> dict[str, int]:
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     ledgers(folder, num_ranks)
     content = (folder / LEDGER_NAME.format(num_ranks - 1)).read_bytes()[128:4096]
-    calls = calls_of(lambda: (hang_suspects(folder, 60.0), hang_report(folder)))
+    calls = calls_of(lambda: reported(folder))
+    with opening(0.0) as opens:
+        reported(folder)
     shutil.rmtree(folder)
     return {
         "names in a ledger, bytes": len(content.rstrip(b"\0")),
         "report of a hang, calls of functions": calls,
+        "report of a hang, files opened": len(opens),
     }
 
 
@@ -324,6 +364,7 @@ RECORD_OF_FILE = json.dumps(
 EXPONENTS = {
     "names in a ledger, bytes": 0,
     "report of a hang, calls of functions": 1,
+    "report of a hang, files opened": 1,
     "manifest, of tensors, bytes": 0,
     "manifest, of a file, bytes": 0,
     "table of a file, bytes": 0,

@@ -15,7 +15,9 @@ from shardkit.testing.comm import (
     Call,
     CallClock,
     Ledger,
+    Progress,
     Turn,
+    Watchdog,
     call_clock,
     hang_report,
     hang_suspects,
@@ -23,6 +25,9 @@ from shardkit.testing.comm import (
     ranks_in,
     read_ledger,
     read_ledgers,
+    recorded,
+    report_of,
+    suspects_of,
 )
 
 NOT_KNOWN = "which ranks are missing is not known"
@@ -323,6 +328,25 @@ def test_only_the_ledgers_of_these_ranks_are_read(tmp_path):
         read_ledgers(tmp_path, (9,))
     with pytest.raises(sk.CheckpointError, match="not a ledger"):
         read_ledger(tmp_path / LEDGER_NAME.format(9))
+
+
+def test_a_rank_that_reports_opens_each_ledger_once(tmp_path, monkeypatch):
+    """It says the same as those who open them twice, of 80 that threads read together."""
+    simulated(tmp_path, 80, missing=(7,))
+    opens, told, real, progress = [], [], recorded.opened, Progress()
+    watchdog = Watchdog(progress, tmp_path, 0, 80, seconds=lambda: 30.0, abort=told.append)
+    progress.begin_collective("barrier", "world", tuple(range(80)))
+    monkeypatch.setattr(
+        recorded, "opened", lambda path, **given: opens.append(path) or real(path, **given)
+    )
+    watchdog._report()
+    progress.end()
+    watchdog.close()
+    assert sorted(opens) == sorted(tmp_path.glob("*.ledger")) and len(opens) == 80
+    assert len(told) == 1 and "rank 7 is missing; the job is ended\nranks" in told[0]
+    found = read_ledgers(tmp_path)
+    assert hang_suspects(tmp_path) == suspects_of(found, tmp_path)
+    assert hang_report(tmp_path, 0.0) == report_of(found, tmp_path, 0.0)
 
 
 # ---- who looks -----------------------------------------------------------------------------------

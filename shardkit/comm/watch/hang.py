@@ -32,6 +32,7 @@ LEDGER_NAMES = {  # in a folder
 }
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
+    "comm/watch/many.py",
     "comm/watch/own_warden.py",
     "comm/mpi/guard.py",
     "comm/watch/lifeline.py",
@@ -52,7 +53,11 @@ def hang_report(folder, now: float | None = None) -> str:
     now      seconds since the epoch; None: the last time that any rank wrote, for a job that ended
     Errors: FileNotFoundError if there are no ledgers.
     """
-    found = read_ledgers(folder)
+    return report_of(read_ledgers(folder), folder, now)
+
+
+def report_of(found: Ledgers, folder, now: float | None = None) -> str:
+    """Return hang_report() of ledgers that have been read from the folder."""
     now = float(found.last_times.max()) if now is None else now
     lines = _calls_lines(found, now)
     outside = numpy.flatnonzero(~found.is_in_call)
@@ -107,8 +112,13 @@ def hang_suspects(folder, seconds: float = inf) -> str:
               meant only if all did
     In this order: ranks that wait for nobody, ranks of this node that are in a call, but whose
     process is stopped, whose interpreter is, or which run other code; ranks in another call.
+    Errors: FileNotFoundError if there are no ledgers.
     """
-    found = read_ledgers(folder)
+    return suspects_of(read_ledgers(folder), folder, seconds)
+
+
+def suspects_of(found: Ledgers, folder, seconds: float = inf) -> str:
+    """Return hang_suspects() of ledgers that have been read from the folder."""
     missing, idle, is_known = _not_come(Path(folder), found, seconds)
     here = _rows_here(found)
     pids = found.rows["pid"]

@@ -9,6 +9,7 @@ it, may have come to any call: it is not taken for missing.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy
 from ...errors import CheckpointError
 from ...files.reading import understood
 from .ledger import LEDGER_NAME, RECORD
+from .many import read_each
 from .progress import WAIT_FOR, Call
 from .pulse import RECORD_FIELDS, Pulse
 from .recorded import (
@@ -147,16 +149,24 @@ def read_ledgers(folder, ranks=None) -> Ledgers:
     Errors: FileNotFoundError if there are none.
     """
     found = _Collected()
-    for path in _paths(Path(folder), ranks):
-        try:
-            found.add(read_content(path), path)
-        except (CheckpointError, FileNotFoundError):  # just being made or removed
-            continue
+    paths = _paths(Path(folder), ranks)
+    for path, content in zip(paths, read_each(_content, paths)):
+        with suppress(CheckpointError):
+            if content is not None:
+                found.add(content, path)
     if not found.rows:
         raise FileNotFoundError(
             f"no ledgers in {folder}; runs keep them in the folder ledger of the run folder"
         )
     return found.ledgers()
+
+
+def _content(path: Path) -> LedgerContent | None:
+    """Return what a ledger has; None if it is just being made or removed."""
+    try:
+        return read_content(path)
+    except (CheckpointError, FileNotFoundError):
+        return None
 
 
 def _paths(folder: Path, ranks) -> list[Path]:

@@ -3,7 +3,7 @@
 Every rank keeps a ledger (ledger.py), and a thread checks regularly how long the current call has
 taken, and notes that it could (pulse.py). The first rank that finds a call over the limit makes the
 file `hang`, asks the processes of its node for their stacks by a signal (ranks of other nodes see
-the file), reads all ledgers, and aborts with the report of hang.py.
+the file), reads all ledgers once, and aborts with the report of hang.py.
 
 The report names all ranks if they see one folder; if each node has its own folder, it names the
 ranks of the node. What counts as waiting is said in call_clock.py.
@@ -28,12 +28,13 @@ from .frames import first_frame, main_frame
 from .hang import (
     HANG_NAME,
     STACKS_NAME,
-    hang_report,
     hang_suspects,
     late_text,
+    report_of,
+    suspects_of,
 )
 from .ledger import LEDGER_NAME, Ledger
-from .ledgers import read_ledgers
+from .ledgers import Ledgers, read_ledgers
 from .processes import catches
 from .progress import Call
 from .pulse import beat_seconds
@@ -225,10 +226,11 @@ class Watchdog:
         if self.folder is None:
             return self.suspects(), ""
         try:
-            suspects = self.suspects()
-            self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
+            found, now = read_ledgers(self.folder), time.time()
+            suspects = suspects_of(found, self.folder, self._limit())
+            self._ask_for_stacks(found)  # afterwards: it may wake a process in a system call
             time.sleep(STACKS_SECONDS)
-            report = hang_report(self.folder, time.time())
+            report = report_of(found, self.folder, now)
         except OSError as error:
             return f"what the ranks do is not known, for {error}", ""
         return suspects, f"{report}\nfiles: {self.folder}"
@@ -239,13 +241,13 @@ class Watchdog:
             return late_text(self.folder, call)
         return ""
 
-    def _ask_for_stacks(self):
+    def _ask_for_stacks(self, found: Ledgers):
         """Signal every process of this node: its handler writes the stacks, even inside of MPI.
 
         A rank that has closed its watchdog, or another program that has its id by now, has no such
         handler and would die.
         """
-        for process in read_ledgers(self.folder).processes_on(os.uname().nodename):
+        for process in found.processes_on(os.uname().nodename):
             with suppress(OSError):  # it has died just now, or belongs to another user
                 if catches(process, STACKS_SIGNAL):
                     os.kill(process, STACKS_SIGNAL)
