@@ -18,6 +18,7 @@ operating system is not asked again. Small arrays are left to NumPy, which keeps
 import mmap
 import weakref
 from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
@@ -27,9 +28,12 @@ import numpy
 ALIGNMENT_BYTES = 64  # one cache line, and the widest vector register in use
 SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
+GONE = -1  # in place of the bytes of an array
 _GROWTH = 8  # a new segment is at least this fraction of what there is
 
-_current: ContextVar["Arena | None"] = ContextVar("shardkit_arena", default=None)  # of this thread
+_current: ContextVar["Arena | Meter | None"] = ContextVar(
+    "shardkit_arena", default=None
+)  # of this thread
 
 
 def empty(shape, dtype, xp=numpy):
@@ -43,15 +47,65 @@ def is_arena_in_use() -> bool:
     return _current.get() is not None
 
 
+class Meter:
+    """What stands in the place of an arena to count what one would hold: small arrays too, and
+    nothing is reused.
+
+    made    bytes of all arrays so far
+    used    bytes of those that are alive
+    peak    the most that were at once since reset_peak()
+    events  (number of an array, its bytes) as it came, (number, GONE) as it went
+    """
+
+    def __init__(self):
+        self.made = self.used = self.peak = 0
+        self.events: list[tuple[int, int]] = []
+        self._num_arrays = 0
+
+    @contextmanager
+    def in_use(self):
+        """Inside, arrays that `empty` makes in this thread are counted."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+    def empty(self, shape, dtype):
+        """Return an array of this shape, contents undefined."""
+        array = numpy.empty(shape, dtype)
+        self.made += array.nbytes
+        number = self.new_number()
+        self._add(array.nbytes, (number, array.nbytes))
+        weakref.finalize(array, self._add, -array.nbytes, (number, GONE))
+        return array
+
+    def new_number(self) -> int:
+        """Return the number of one more array."""
+        self._num_arrays += 1
+        return self._num_arrays
+
+    def reset_peak(self) -> None:
+        """Start anew from what is alive."""
+        self.peak = self.used
+
+    def _add(self, num_bytes, event):
+        self.events.append(event)
+        self.used += num_bytes
+        self.peak = max(self.peak, self.used)
+
+
 class Arena:
     """Host memory of one rank; on a GPU CuPy's pool does the same work, and this only counts.
 
     device    a Device
     purpose   what the bytes are counted under in device.accounts, used or free
+    maps      where segments come from; None: mapped()
     """
 
-    def __init__(self, device, *, purpose: str):
+    def __init__(self, device, *, purpose: str, maps: Callable[[int, str], tuple] | None = None):
         self.device, self._purpose = device, purpose
+        self._maps = maps or mapped
         self._begin()
 
     def _begin(self):
@@ -178,7 +232,7 @@ class Arena:
     def _grow(self, size: int):
         """Add a segment, with a free block of at least this size."""
         size = _round_up(max(size, self.num_bytes // _GROWTH), HUGE_PAGE_BYTES)
-        self._segments.append((self._next_start, *mapped(size, "activations")))
+        self._segments.append((self._next_start, *self._maps(size, "activations")))
         self._insert(self._next_start, size)
         self._next_start += size + HUGE_PAGE_BYTES
         self.num_bytes += size
@@ -194,6 +248,31 @@ class Arena:
             num_bytes = self.num_bytes
             self.clear()
             self._grow(num_bytes)
+
+
+def held_bytes(events: Iterable[tuple[int, int]], device) -> tuple[int, int]:
+    """Return the bytes that an arena holds in steps like this, and the most that arrays use of
+    them, without any memory.
+
+    events   as a Meter has them
+    """
+    arena = Arena(device, purpose="none", maps=lambda num_bytes, purpose: (None, 0))
+    most, events = 0, tuple(events)
+    for _ in range(2):
+        arena._join_segments()
+        used = 0
+        blocks: dict[int, tuple] = {}
+        for number, event in events:
+            if event == GONE and number in blocks:
+                block = blocks.pop(number)
+                used -= block[1]
+                arena._came_back.append(block)
+            elif event > SMALL_BYTES:
+                blocks[number] = arena._block(-(-event // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+                used += blocks[number][1]
+                most = max(most, used)
+        arena._came_back += blocks.values()
+    return arena.num_bytes, most
 
 
 def mapped(num_bytes: int, purpose: str) -> tuple[mmap.mmap, int]:

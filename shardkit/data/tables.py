@@ -173,7 +173,8 @@ class TableSamples(Samples):
                     f"{path}: {first.name} has {first.rows} rows, but {part.field.name} has "
                     f"{part.field.rows}; wanted as many of each"
                 )
-        twice = first_twin(self.target_names)
+        several = len(self.targets) > 1  # one field may be millions of columns
+        twice = first_twin(self.target_names) if several else None
         if twice is not None:
             raise ConfigurationError(f"{path}: {twice} is a target twice; take one out")
         widths = sum(part.width for part in self.targets), sum(p.width for p in self.weights)

@@ -10,6 +10,12 @@ and where it lives:
               gathers it again
     scores    inside, and selective recomputation computes it again
 
+or it is kept for something else than a token:
+
+    sample    for each sample, however long
+    edge      for each side of a part of a sample where a rank meets others
+    call      once, whatever the samples
+
 For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) bytes (arXiv
 2205.05198, equation 1); the tests compare the variants with its table 2. For shardkit the rows are
 the arrays that its tape holds; the tests compare them with a tape.
@@ -26,12 +32,12 @@ from .software import Software
 
 @dataclass(frozen=True)
 class Row:
-    """Elements for each token, and where they live.
+    """Elements for each token, sample or edge, and where they live.
 
     item_bytes   None: those of the program's activations
     """
 
-    elements: int
+    elements: float
     where: str
     item_bytes: float | None = None
 
@@ -59,15 +65,21 @@ def block_bytes(
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
+    others: tuple[int, int] = (1, 0),
 ) -> BlockBytes:
     """Return the bytes of a block of this kind for a micro-batch of so many tokens on a rank.
 
+    others   its samples, and the sides of their parts
     Recomputation of whole layers keeps only their inputs.
     """
 
+    counts = dict(zip(("sample", "edge", "call"), (*others, 1)))
+
     def total(rows):
-        return tokens * sum(
-            _row_bytes(row, software, tensor, recomputation, is_sequence_parallel) for row in rows
+        return sum(
+            _row_bytes(row, software, tensor, recomputation, is_sequence_parallel)
+            * counts.get(row.where, tokens)
+            for row in rows
         )
 
     kept, deferred, working = tables(shape, software)[block]
@@ -104,6 +116,12 @@ def tables(shape: Shape, software: Software) -> dict[str, tuple[list[Row], list[
     shape.
     """
     raise TypeError(f"no table of activations for a {type(shape).__name__}")
+
+
+@singledispatch
+def held_share(shape: Shape, software: Software, items: int, samples: int) -> float:
+    """Return how much is held for a byte of activations of a micro-batch on a rank."""
+    return software.arena_share
 
 
 @tables.register

@@ -77,6 +77,11 @@ class RunLayout:
         return self.micro_batch * -(-shape.sequence_length // self.domain)
 
     @property
+    def edges(self) -> int:
+        """The sides of its parts of a micro-batch where a rank in the middle meets others."""
+        return self.micro_batch * min(self.domain - 1, 2)
+
+    @property
     def policy_words(self) -> str:
         """The policy, and the ranks of a group if it has groups."""
         return self.policy if self.shard_ranks is None else f"{self.policy} of {self.shard_ranks}"
@@ -150,10 +155,7 @@ def _domain_problem(layout, shape, software) -> str | None:
         return f"{software.name} shares no samples between ranks"
     if layout.is_sequence_parallel:
         return "samples are not shared under sequence parallelism"
-    if shape.sequence_length < layout.domain:
-        _, items = shape.words
-        return f"{shape.sequence_length} {items} of a sample on {layout.domain} domain ranks"
-    return None
+    return shape.why_not_shared(layout.domain)
 
 
 def _group_problem(layout, software) -> str | None:

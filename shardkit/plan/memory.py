@@ -16,7 +16,7 @@ from ..layout.flat import FlatLayout
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule.actions import Kind
 from ..schedule.catalog import ORDERS, order_named
-from .activations import BlockBytes, block_bytes, boundary_bytes
+from .activations import BlockBytes, block_bytes, boundary_bytes, held_share
 from .layouts import RunLayout
 from .shape import Shape
 from .software import Software
@@ -131,7 +131,7 @@ def _rank_elements(
 
 @lru_cache(maxsize=65536)
 def _elements(units: StageUnits, shape: Shape, tensor: int) -> tuple[int, ...]:
-    return tuple(sum(shape.block_elements(block, tensor) for block in unit) for unit in units)
+    return tuple(part for unit in units for part in shape.unit_elements(unit, tensor))
 
 
 def _borrows(shape: Shape, stages: list[StageUnits]) -> bool:
@@ -267,6 +267,7 @@ def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int)
         layout.tensor,
         rank,
         layout.items(shape),
+        (layout.micro_batch, layout.edges),
         layout.recomputation,
         layout.recomputed,
         layout.is_sequence_parallel,
@@ -276,7 +277,8 @@ def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int)
     alive = ORDERS[layout.schedule].most_alive(
         layout.pipeline, layout.virtual, layout.micro_batches, rank
     )
-    return software.arena_share * (alive * kept + working)
+    share = held_share(shape, software, layout.items(shape), layout.micro_batch)
+    return share * (alive * kept + working)
 
 
 @lru_cache(maxsize=65536)
@@ -287,6 +289,7 @@ def _mean_kept_and_working(
     tensor: int,
     rank: int,
     tokens: int,
+    others: tuple[int, int],
     recomputation: str,
     recomputed: int | None,
     is_sequence_parallel: bool,
@@ -295,6 +298,8 @@ def _mean_kept_and_working(
 ) -> tuple[float, float]:
     """Return the bytes that a stage of this rank keeps of a micro-batch, as a mean of its stages,
     and the most working memory of one.
+
+    others   samples of the micro-batch, and sides of their parts
     """
     units = stage_units(shape, software, pipeline * virtual, tensor)
     again = recomputed_of_stages(units, schedule, virtual, recomputed, shape, software)
@@ -302,6 +307,7 @@ def _mean_kept_and_working(
         _stage_bytes(
             units[stage],
             tokens,
+            others,
             tensor,
             recomputation,
             is_sequence_parallel,
@@ -321,6 +327,7 @@ def _mean_kept_and_working(
 def _stage_bytes(
     units: StageUnits,
     tokens: int,
+    others: tuple[int, int],
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
@@ -336,7 +343,8 @@ def _stage_bytes(
 
     def bytes_of(block, is_again):
         chosen = recomputation if is_again else once
-        return block_bytes(shape, software, block, tokens, tensor, chosen, is_sequence_parallel)
+        how = tensor, chosen, is_sequence_parallel
+        return block_bytes(shape, software, block, tokens, *how, others)
 
     of_units = [
         [bytes_of(*marked) for marked in unit]

@@ -56,6 +56,11 @@ class Setting:
         return self.micro_batch * -(-self.shape.sequence_length // self.domain)
 
     @property
+    def edges(self) -> int:
+        """The sides of parts of samples where a rank in the middle meets others."""
+        return self.micro_batch * min(self.domain - 1, 2)
+
+    @property
     def outside(self) -> float:
         """Tokens outside of the regions on this rank."""
         return self.tokens / self.tensor if self.is_sequence_parallel else self.tokens
@@ -64,6 +69,14 @@ class Setting:
         return self.cluster.device.product_seconds(
             m, n, k, self.software.dtype, item_bytes=self.software.activation_bytes, **kwargs
         )
+
+    def products(self, flops: float, count: int) -> float:
+        """Return the seconds of so many alike products, of these operations together, that are
+        bound by arithmetic.
+        """
+        device, dtype = self.cluster.device, self.software.dtype
+        edge = (flops / 2 / count) ** (1 / 3)
+        return flops / (device.peak_of(dtype) * device.fraction(edge))
 
     def linear(self, m: float, n: float, k: float) -> float:
         """Return the seconds of a product of a layer with one of its matrices."""

@@ -2,18 +2,23 @@
 
 language   model.width, model.layers, ...        -> ModelShape; chat likewise
 table      the columns of the file, model.hidden -> MLPShape
+unet, ...  the grid of the file, a trace of it   -> GridShape
 """
 
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
 from ..files.reading import named
+from ..nn.module import blocks_of
+from ..parallel.data.partition import plan_units
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
 from ..train.settings import RunConfiguration, configuration_of, first_settings
+from .grid import GridShape
 from .mlp import MLPShape
 from .model import ModelShape
 from .shape import Shape
+from .trace import Traceable, traced
 
 TOKENS_PER_PARAMETER = 20  # of a compute-optimal model (arXiv 2203.15556)
 NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
@@ -41,7 +46,8 @@ class PlannedRun:
         if self.rows is None:
             return TOKENS_PER_PARAMETER * self.shape.parameter_count
         run = self.settings.run
-        return run.steps * batch if run.epochs is None else run.epochs * self.rows
+        samples = run.steps * batch if run.epochs is None else run.epochs * self.rows
+        return samples * self.shape.sequence_length
 
 
 def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
@@ -105,4 +111,33 @@ def _rows(settings: RunConfiguration) -> PlannedRun:
     return PlannedRun(shape, settings, rows=found.training_rows)
 
 
-_PLANNED = {"language": _text, "chat": _text, "table": _rows}
+def _grids(settings: RunConfiguration) -> PlannedRun:
+    task = settings.task_class(settings)
+    found = task.look()
+    grid = found.form.x_shape[1:]
+
+    def made(small):
+        task.look(small, found)
+        described = task.described
+        y_shape = () if described.classes else described.y_shape
+        return Traceable.of(task.make_model(), task.loss, described.x_shape, y_shape)
+
+    module = made(grid).module
+    blocks = [block for _, block in blocks_of(module)]
+    units = plan_units(module, settings.parallel.minimum_parameter_group_size)
+    parts = [unit.num_elements for unit in units[0].parts] if len(blocks) == 1 else []
+    shape = GridShape(
+        type(module).__name__,
+        traced(made, len(grid)),
+        tuple(block.parameter_count for block in blocks),
+        (module.parameter_count - sum(parts), *parts) if parts else (),
+        grid,
+    )
+    return PlannedRun(shape, settings, rows=found.training_rows)
+
+
+_PLANNED = {
+    **dict.fromkeys(("language", "chat"), _text),
+    "table": _rows,
+    **dict.fromkeys(("fno", "resnet", "unet"), _grids),
+}

@@ -3,6 +3,7 @@
     Shape          the contract
       ModelShape   a GPT (model.py)
       MLPShape     an MLP on rows of a table (mlp.py)
+      GridShape    a model of grids that was run on small ones (grid.py)
 
 The arrays that a block keeps (activations.py) and the seconds that it takes (operations.py) go by
 the kind of shape too: `tables` and `seconds` there have one function for each kind.
@@ -76,6 +77,16 @@ class Shape(ABC):
     @abstractmethod
     def why_not_cut(self, tensor: int, is_sequence_parallel: bool) -> str | None:
         """Return why the model is not cut over this many tensor ranks; None if it is."""
+
+    def why_not_shared(self, domain: int) -> str | None:
+        """Return why samples are not shared by this many domain ranks; None if they are."""
+        if self.sequence_length < domain:
+            return f"{self.sequence_length} {self.words[1]} of a sample on {domain} domain ranks"
+        return None
+
+    def unit_elements(self, unit: tuple[str, ...], tensor: int) -> tuple[int, ...]:
+        """Return the parameters that are gathered together of a unit of these blocks."""
+        return (sum(self.block_elements(block, tensor) for block in unit),)
 
     def ring_elements(self, tensor: int, domain: int) -> float:
         """Return the elements of a block of keys and values of a sample that domain ranks send on;

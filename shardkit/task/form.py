@@ -109,9 +109,10 @@ class Arrays(Vectors):
             )
         y_shape = _shape_of(targets) if targets and data.kind == "regression" else ()
         y_axis = self._axis if len(y_shape) == len(x.shape) else -1
-        y_names = rows.target_names
-        if len(y_shape) > 1:
+        if len(y_shape) > 1:  # of its points, rows.target_names would be millions
             y_names = _channels(targets[0].field.name, y_shape, y_axis)
+        else:
+            y_names = rows.target_names
         return RowForm(
             _channels(x.name, x.shape, self._axis),
             y_names,

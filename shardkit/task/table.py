@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from ..annotations import FilePath
+from ..annotations import FilePath, Shape
 from ..data.samples import TRAINING, VALIDATION, Samples, Selected
 from ..data.scaling import Moments, Scaling
 from ..data.tables import RawSamples
@@ -29,7 +29,7 @@ from ..nn.on_parts import partwise
 from ..settings import fixed
 from .class_checks import check_exact, num_classes
 from .described import DESCRIPTION, Described, Scaled
-from .form import Vectors
+from .form import RowForm, Vectors
 from .heads import Heads, LossOfHeads, heads_of, metrics_of, num_outputs, outputs_of
 from .raw_survey import RawSurvey
 from .survey import TableSurvey
@@ -51,11 +51,17 @@ class TableModel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a file says of a run: columns of x, columns of the prediction, rows to train on."""
+    """What a file says of a run: columns of x, columns of the prediction, rows to train on.
+
+    classes   how many; 0 of regression
+    form      of a row: columns, shapes
+    """
 
     num_features: int
     num_outputs: int
     training_rows: int
+    classes: int
+    form: RowForm
 
 
 def _opened(files: TableFiles, folder: Path, described: Described) -> dict[str, Samples]:
@@ -112,27 +118,41 @@ class TableTask(Task):
 
     # ---- before a run ----------------------------------------------------------------------------
 
-    def look(self) -> "Sizes":
+    def look(self, grid: "Shape | None" = None, found: "Sizes | None" = None) -> "Sizes":
         """Return what the file says of the model, without a run; nothing is written.
 
         Opens the file, and reads all its rows where they have several classes, or columns that are
         fitted.
 
+        Parameters
+        ----------
+        grid
+            Sizes of another grid than that of the file, on which the model can be made then.
+        found
+            What the file has said before; it is not opened again.
+
         Raises
         ------
         ConfigurationError, OSError
         """
+        if grid is not None and found is not None:
+            self.described = described_on(grid, found)
+            self.loss = loss_of(self.settings.data, self.described, self._heads)
+            return found
         self._check()
         self._new = self._files.parts(None)
         rows = rows_of(self._new[0])
-        data, features = self.settings.data, len(rows.feature_names)
-        outputs = len(rows.target_names) * max(len(data.quantiles), 1)
+        data = self.settings.data
+        form = self.rows.form(rows, data)
+        features, outputs = form.widths
+        outputs *= max(len(data.quantiles), 1)
+        classes = 2 * data.has_classes
         if data.kind == "multiclass" or isinstance(rows, RawSamples):
             survey = self._survey()
-            found = self._describe([survey.look(number) for number in range(len(survey))])
-            features = found.looked_up_width
-            outputs = num_outputs(heads_of(data, found))
-        return Sizes(features, outputs, len(self._new[0]))
+            seen = self._describe([survey.look(number) for number in range(len(survey))])
+            features, classes = seen.looked_up_width, seen.classes
+            outputs = num_outputs(heads_of(data, seen))
+        return Sizes(features, outputs, len(self._new[0]), classes, form)
 
     # ---- before the model ------------------------------------------------------------------------
 
@@ -281,6 +301,17 @@ class TableMLP(TableTask):
             feature_names=self.described.feature_names,
             embeddings=embeddings,
         )
+
+
+def described_on(grid: Shape, found: Sizes) -> Described:
+    """Return what is known of rows like those of a file, on another grid; nothing is scaled."""
+    form, classes = found.form, found.classes
+    x, y = map(Scaling.none, form.widths)
+    x_shape, y_shape = (*form.x_shape[:1], *grid), form.y_shape
+    if len(y_shape) > 1:
+        y_shape = (*y_shape[:1], *grid)
+    known = (), form.x_names, form.y_names
+    return Described(*known, x, y, classes, (1,) * classes, x_shape, y_shape)
 
 
 def loss_of(data: TableData, described: Described, heads: Heads) -> Any:

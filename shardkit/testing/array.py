@@ -5,7 +5,7 @@ from . import open_door
 ROOM = "shardkit.array"
 NAMES = {
     "adjacent": "joined stacked",
-    "arena": "ALIGNMENT_BYTES Arena HUGE_PAGE_BYTES SMALL_BYTES empty",
+    "arena": "ALIGNMENT_BYTES Arena HUGE_PAGE_BYTES Meter SMALL_BYTES empty held_bytes",
     "backend": "is_device_array numbers_of to_host xp_of",
     "blas": "LIBRARIES library_named",
     "blas.cblas": "CblasLibrary",

@@ -273,7 +273,7 @@ def test_a_model_of_other_tokens_runs_as_printed_where_its_data_is_named(capsys,
 def test_a_task_whose_sizes_nobody_knows_is_not_planned(capsys, folder):
     (folder / "own.toml").write_text('[run]\ntask = "own.py:Net"\n')
     code, _, said = plan(capsys, "--devices", 4, model="own.toml")
-    wanted = "run.task = 'own.py:Net': layouts are planned for language, chat, table alone"
+    wanted = "run.task = 'own.py:Net': layouts are planned for language, chat, table, fno, "
     assert code == 2 and wanted in said
 
 

@@ -112,9 +112,7 @@ class Gradients:
             self._sums[user] = kind(self._pool, self._site.layout.size)
         buffer, is_empty = self._sums[user].begin()
         buffer[self._site.padding] = 0
-        for (where, shape), parameter in zip(self._site.slots, self._parameters.values()):
-            parameter.grad = buffer[where].reshape(shape)
-            parameter.grad_is_empty = is_empty
+        bind_gradients(self._parameters.values(), self._site.slots, buffer, is_empty=is_empty)
         return buffer
 
     def close(self, user: int, micro_batch: int, buffer) -> None:
@@ -255,3 +253,14 @@ class Gradients:
 def _changes_no_digit(scale: float) -> bool:
     """Return whether `scale` is a power of two: applied later, the bits are the same."""
     return frexp(scale)[0] == 0.5
+
+
+def bind_gradients(parameters, slots, buffer, *, is_empty: bool) -> None:
+    """Let the gradient of each parameter be its slot of a flat buffer.
+
+    slots      (slice, shape) of each
+    is_empty   the first gradient overwrites what is there
+    """
+    for (where, shape), parameter in zip(slots, parameters):
+        parameter.grad = buffer[where].reshape(shape)
+        parameter.grad_is_empty = is_empty

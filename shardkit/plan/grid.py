@@ -1,0 +1,176 @@
+"""A model of grids, by what its blocks had on small ones (trace.py): UNet, FNO, ResNet.
+
+An item is a row of the grid: its points along all other dims. Ranks of the domain axis share rows,
+and keep and send what layers read of others' besides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+from .activations import Row, held_share, tables
+from .collectives import SEND, RankGroup, collective_seconds
+from .operations import BlockSeconds, Setting, accumulation_seconds, seconds
+from .shape import Shape, hashed_once
+from .software import Software
+from .trace import PASSES, Traced, TracedBlock
+
+_ITEM_BYTES = 4  # of what was traced
+
+
+@hashed_once
+@dataclass(frozen=True)
+class GridShape(Shape):
+    """A model of grids.
+
+    name       of the model
+    traced     its blocks
+    elements   parameters of each block
+    parts      parameters of what a model of one block gathers by itself; () if it has several
+    grid       of a sample
+    """
+
+    name: str
+    traced: Traced
+    elements: tuple[int, ...]
+    parts: tuple[int, ...]
+    grid: tuple[int, ...]
+
+    is_uniform = False
+    words = "samples", "rows of a grid"
+
+    @property
+    def sequence_length(self) -> int:  # type: ignore[override]
+        return self.grid[0]
+
+    @property
+    def row_points(self) -> int:
+        """Points of a row."""
+        return prod(self.grid[1:])
+
+    @cached_property
+    def _by_name(self) -> dict[str, tuple[TracedBlock, int]]:
+        pairs = zip(self.traced.blocks, self.elements)
+        return {block.name: (block, count) for block, count in pairs}
+
+    def block(self, name: str) -> TracedBlock:
+        return self._by_name[name][0]
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    @cached_property
+    def message_elements(self) -> int:  # type: ignore[override]
+        return max((self.input_elements(name) for name in self.blocks[1:]), default=0)
+
+    def block_elements(self, block, tensor=1):
+        return self._by_name[block][1]
+
+    def unit_elements(self, unit, tensor):
+        return self.parts or super().unit_elements(unit, tensor)
+
+    def multiplied_elements(self, block, tensor=1):
+        """Return the multiplications of a sample in the forward, which balance stages."""
+        return round(self._of_sample(block).forward_flops / 2)
+
+    def input_elements(self, block):
+        return round(self._of_sample(block).entered / _ITEM_BYTES / self.sequence_length)
+
+    def _of_sample(self, block):
+        return self.block(block).at(prod(self.grid), 0, 1)
+
+    def is_recomputed(self, block, splits_backward):
+        return True
+
+    @cached_property
+    def num_flops_per_item(self) -> int:
+        of_blocks = [self._of_sample(name) for name in self.blocks]
+        flops = sum(getattr(each, f"{name}_flops") for each in of_blocks for name in PASSES)
+        return round(flops / self.sequence_length)
+
+    def why_not_cut(self, tensor, is_sequence_parallel):
+        if tensor == 1:
+            return None
+        return f"a {self.name} has no layers that tensor ranks share in a plan"
+
+    def why_not_shared(self, domain):
+        if self.traced.refusal:
+            return self.traced.refusal
+        rows, halved = self.grid[0], self.traced.halved
+        if rows // halved < domain:
+            return (
+                f"{rows} rows of a grid are {rows // halved:g} deep in the {self.name}, fewer than "
+                f"{domain} domain ranks: a part would be empty"
+            )
+        return None
+
+
+@tables.register
+def _(shape: GridShape, software: Software) -> dict:
+    """Return the rows of each block: for a row of the grid, for a sample, for an edge."""
+
+    def rows(block: TracedBlock, name: str) -> list[Row]:
+        kinds = {
+            "inside": (block.per_point, shape.row_points),
+            "edge": (block.per_edge, shape.row_points),
+            "sample": (block.per_sample, 1),
+            "call": (block.per_call, 1),
+        }
+        return [
+            Row(getattr(figures, name) * times / _ITEM_BYTES, where)
+            for where, (figures, times) in kinds.items()
+        ]
+
+    return {
+        name: tuple(rows(shape.block(name), what) for what in ("kept", "deferred", "working"))
+        for name in shape.blocks
+    }
+
+
+@held_share.register
+@lru_cache(maxsize=256)
+def _(shape: GridShape, software: Software, items: int, samples: int) -> float:
+    points = items * shape.row_points
+    return shape.traced.held_share(points, samples, software.arena_share)
+
+
+@seconds.register
+def _(shape: GridShape, block: str, at: Setting) -> BlockSeconds:
+    """Return the seconds of products, of passes over memory, and of messages between ranks that
+    share samples.
+    """
+    each = shape.block(block)
+    points = at.tokens * shape.row_points
+    edges = at.edges * shape.row_points
+    figures = each.at(points, edges, at.micro_batch)
+    forward, backward, weight = _computing(at, figures, each.counts)
+    ahead, back, last = _travel(at, figures, each.counts)
+    again = forward + ahead if at.recomputation == "full" else 0.0
+    weight += accumulation_seconds(at, block)
+    return BlockSeconds(forward + ahead, backward + back + again, weight + last)
+
+
+def _computing(at: Setting, figures, counts: Sequence) -> list[float]:
+    """Return the seconds of each pass without messages."""
+    found = []
+    for name, count in zip(PASSES, counts):
+        flops, moved = [getattr(figures, f"{name}_{what}") for what in ("flops", "moved")]
+        computing = at.products(flops, count.products) if flops else 0.0
+        passes = at.elements(moved / _ITEM_BYTES)
+        found.append(computing + passes + at.calls(count.calls + count.products))
+    return found
+
+
+def _travel(at: Setting, figures, counts: Sequence) -> list[float]:
+    """Return the seconds of the messages of each pass, which ranks are taken to wait for."""
+    found = []
+    for name, count in zip(PASSES, counts):
+        number = count.messages if at.domain > 1 else 0
+        scale = at.software.activation_bytes / _ITEM_BYTES / max(number, 1)
+        num_bytes = getattr(figures, f"{name}_sent") * scale
+        group = RankGroup(at.domain, at.tensor)
+        one = collective_seconds(at.cluster, SEND, num_bytes, group) if number else 0.0
+        found.append(number * one)
+    return found

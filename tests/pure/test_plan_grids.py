@@ -1,0 +1,139 @@
+"""Models of grids in plans: what was seen on small grids holds on others."""
+
+import types
+
+import h5py
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.nn import ForwardContext, Tensor, forward_context
+from shardkit.testing.array import HUGE_PAGE_BYTES, Meter, empty, held_bytes
+from shardkit.testing.parallel import SampleParts, device_of
+from shardkit.testing.plan import (
+    SHARDKIT,
+    RunLayout,
+    block_bytes,
+    memory_of,
+    read_cluster,
+    read_run,
+    search,
+    step_cost,
+    why_not,
+)
+
+UNET = {"model.width": 8, "model.depth": 2}
+CASES = {
+    "unet, 2-D": ("unet", (2, 80, 48), (1, 80, 48), UNET),
+    "unet, 3-D": ("unet", (1, 48, 40, 40), (1, 48, 40, 40), {**UNET, "model.depth": 3}),
+    "fno": ("fno", (2, 80, 72), (1, 80, 72), {"model.width": 8, "model.modes": (8,)}),
+    "resnet": ("resnet", (3, 96, 64), (4,), {"model.width": 8, "data.kind": "regression"}),
+}
+
+
+def planned(folder, name):
+    """Return the run of a case, and its task, ready to make the model."""
+    task, x, y, changes = CASES[name]
+    path = folder / "rows.h5"
+    rng = numpy.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = (rng.standard_normal((5, *each), "float32") for each in (x, y))
+    given = {"run.task": task, "data.path": str(path), "data.target": ("y",), **changes}
+    run = read_run(None, given)
+    made = run.settings.task_class(run.settings)
+    made.look(x[1:], made.look())
+    return run, made
+
+
+def kept_bytes(task, domain):
+    """Return what the arena of each rank has in use once a micro-batch of one went forward."""
+    x_shape, y_shape = task.described.x_shape, task.described.y_shape
+    rng = numpy.random.default_rng(0)
+    x, y = (rng.standard_normal((1, *each), "float32") for each in (x_shape, y_shape))
+    models = [task.make_model().finish(0) for _ in range(domain)]
+
+    def on_rank(backend):
+        model = models[backend.rank]
+        loss, own, target = task.loss or model.loss, x, y
+        if domain > 1:
+            parts = SampleParts(model, backend, loss)
+            own, target, loss = parts.part_of_batch(x, y, loss)
+        context = ForwardContext(training=True, is_cut=domain > 1, num_samples=1)
+        with Meter().in_use() as meter, forward_context(context):
+            kept, last = [], own
+            for number, (_, block) in enumerate(model.blocks()):
+                kept += [Tensor(last, requires_grad=number > 0)]
+                kept += [block(kept[-1])]
+                last = kept[-1].array
+            kept[-1] = loss.total(kept[-1], target)
+            del last
+            return meter.used
+
+    return sk.run_ranks(domain, on_rank)
+
+
+@pytest.mark.parametrize("domain", [1, 2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_activations_of_a_size_that_was_not_run_are_kept_as_planned(tmp_path, name, domain):
+    run, task = planned(tmp_path, name)
+    layout = RunLayout(policy="ddp", domain=domain)
+    if why_not(layout, run.shape, SHARDKIT):
+        pytest.skip("too few rows")
+    others = layout.micro_batch, layout.edges
+    how = layout.items(run.shape), 1, "none", False, others
+    kept = [block_bytes(run.shape, SHARDKIT, block, *how).kept for block in run.shape.blocks]
+    assert sum(kept) == pytest.approx(max(kept_bytes(task, domain)), rel=0.05)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_are_those_of_the_model(tmp_path, name):
+    run, task = planned(tmp_path, name)
+    assert run.shape.parameter_count == task.make_model().parameter_count
+    layout = RunLayout(1, 2, 1, "fsdp")
+
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW())
+        model = sk.FSDPModel(task.make_model(), config)
+        return device_of(model).accounts.table()
+
+    found = sk.run_ranks(2, on_rank)[0]
+    memory = memory_of(layout, run.shape, SHARDKIT)
+    assert memory.parameters == found["parameters"]
+
+
+def test_where_rows_are_too_few_deep_in_the_model_the_plan_says_so(tmp_path):
+    run, _ = planned(tmp_path, "resnet")
+    why = why_not(RunLayout(policy="ddp", domain=4), run.shape, SHARDKIT)
+    assert "96 rows of a grid are 3 deep in the ResNet, fewer than 4 domain ranks" in why
+    assert why_not(RunLayout(policy="ddp", domain=3), run.shape, SHARDKIT) is None
+
+
+def test_tensor_ranks_and_stages_that_a_unet_does_not_have_are_refused(tmp_path):
+    run, _ = planned(tmp_path, "unet, 2-D")
+    assert "no layers that tensor ranks share" in why_not(RunLayout(1, 1, 2), run.shape, SHARDKIT)
+    assert "fewer than 2 stages" in why_not(RunLayout(2), run.shape, SHARDKIT)
+
+
+def test_ranks_share_samples_where_memory_is_short_and_then_send(tmp_path):
+    run, _ = planned(tmp_path, "unet, 3-D")
+    cluster, shape = read_cluster("cpu-node"), run.shape
+    alone = search(shape, SHARDKIT, cluster, 4, 4).best
+    assert alone.layout.domain == 1
+    layouts = [RunLayout(policy="ddp", micro_batches=4, domain=domain) for domain in (1, 4)]
+    one, four = (step_cost(each, shape, SHARDKIT, cluster).seconds for each in layouts)
+    assert one / 4 < four < one
+
+
+def test_a_meter_counts_what_is_alive_and_an_arena_of_its_events_holds_that():
+    with Meter().in_use() as meter:
+        first = empty(100_000, "float32")
+        second = empty(50_000, "float32")
+        view = first[1:]
+        del first, second
+        assert (meter.used, meter.peak, meter.made) == (400_000, 600_000, 600_000)
+        del view
+    assert meter.used == 0
+    counting = types.SimpleNamespace(add=lambda purpose, num_bytes: None)
+    device = types.SimpleNamespace(kind="cpu", accounts=counting)
+    held, most = held_bytes(meter.events, device)
+    assert held == HUGE_PAGE_BYTES and most == pytest.approx(600_000, rel=1e-3)
