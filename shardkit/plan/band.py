@@ -8,7 +8,8 @@ residuals.toml has a table for each program. benchmarks/published/validation_pag
 the rows that may choose constants; VALIDATION.md says how many of the others lie within. A program
 that comes with shardkit and has no such rows gets the band of all programs. A layout with more
 devices or parameters than the largest run of its program, or on a device that none was on, gets one
-twice as wide, and a program that nobody measured one as wide as programs are apart.
+twice as wide, and a program that nobody measured one as wide as programs are apart; twice that gets
+a kind of model of which no step was compared.
 """
 
 import tomllib
@@ -70,6 +71,8 @@ def bands() -> dict[str, Band]:
 def band_of(layout: RunLayout, shape: Shape, cluster: Cluster, program: str) -> Band:
     """Return the residuals of runs like this one, of the program of this name."""
     known = bands()
+    if not shape.is_compared:
+        return known[UNKNOWN].beyond()
     if cluster.cores or not set(HALVES) & set(cluster.device.peak):  # without: a core
         return known[OWN] if _is_within(known[OWN], layout, shape, cluster) else known[UNKNOWN]
     name = program.removesuffix(FLOAT8_SUFFIX)

@@ -38,6 +38,7 @@ class GridShape(Shape):
     grid: tuple[int, ...]
 
     is_uniform = False
+    is_compared = False
     words = "samples", "rows of a grid"
 
     @property

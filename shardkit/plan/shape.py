@@ -35,6 +35,7 @@ class Shape(ABC):
     tied              the last block uses a parameter of the first
     shared_elements   of that parameter
     is_uniform        all blocks but the first and the last are alike
+    is_compared       planned steps of such models were compared with measured ones
     words             what samples and items are called: ("sequences", "tokens")
     """
 
@@ -43,6 +44,7 @@ class Shape(ABC):
     tied: bool = False
     shared_elements: int = 0
     is_uniform: bool = True
+    is_compared: bool = True
     words: tuple[str, str]
 
     @property

@@ -253,7 +253,7 @@ def _shared(made, size: int, dims: int) -> "tuple[str, _TracedRun | None, float]
         module, loss, x, y = models[backend.rank]
         parts = SampleParts(module, backend, loss)
         x, y, loss = parts.part_of_batch(x, y, loss)
-        found = _run(Traceable(module, loss, x, y), _Traffic(backend.traffic), is_cut=True)
+        found = _run(Traceable(module, loss, x, y), _Traffic(backend.traffic), parts)
         lengths = cut_layers(module, backend)[0].made
         return found, grid[0] / min(lengths or grid[:1])
 
@@ -389,8 +389,8 @@ class _TracedRun(NamedTuple):
     events: _Events
 
 
-def _run(model: Traceable, watch: _Traffic, *, is_cut: bool = False) -> _TracedRun:
-    """Run a model forward and backward.
+def _run(model: Traceable, watch: _Traffic, parts: SampleParts | None = None) -> _TracedRun:
+    """Run a model forward and backward; parts: how ranks share its samples.
 
     Gradients of parameters have their place already, as in a step.
     """
@@ -401,7 +401,7 @@ def _run(model: Traceable, watch: _Traffic, *, is_cut: bool = False) -> _TracedR
     slots = zip(spans, [each.shape for each in parameters])
     bind_gradients(parameters, slots, buffer, is_empty=True)
     context = ForwardContext(
-        training=True, observer=unobserved, num_samples=len(model.x), is_cut=is_cut
+        training=True, observer=unobserved, num_samples=len(model.x), parts=parts
     )
     with watch.meter.in_use(), watch.watching(), forward_context(context):
         blocks = _blocks_run(model, watch, blocks_of(model.module))

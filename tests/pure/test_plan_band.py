@@ -1,6 +1,7 @@
 """The band around predictions: of the family of runs that a layout belongs to."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from published_runs import gpt
@@ -54,6 +55,8 @@ def test_what_nobody_ran_has_a_wider_band():
     for band in known.values():
         beyond = band.beyond()
         assert beyond.low <= band.low < 1 < band.high <= beyond.high and band.rows > 0
+    other = SimpleNamespace(is_compared=False)
+    assert band_of(RunLayout(), other, A100, "megatron") == known[UNKNOWN].beyond()
     low, high = known[KNOWN].around(2.0)
     assert low == 2 * known[KNOWN].low and high == 2 * known[KNOWN].high
 

@@ -54,11 +54,11 @@ def kept_bytes(task, domain):
 
     def on_rank(backend):
         model = models[backend.rank]
-        loss, own, target = task.loss or model.loss, x, y
+        loss, own, target, parts = task.loss or model.loss, x, y, None
         if domain > 1:
             parts = SampleParts(model, backend, loss)
             own, target, loss = parts.part_of_batch(x, y, loss)
-        context = ForwardContext(training=True, is_cut=domain > 1, num_samples=1)
+        context = ForwardContext(training=True, parts=parts, num_samples=1)
         with Meter().in_use() as meter, forward_context(context):
             kept, last = [], own
             for number, (_, block) in enumerate(model.blocks()):

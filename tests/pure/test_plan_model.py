@@ -181,7 +181,10 @@ def test_a_table_gives_the_ends_of_its_mlp(tmp_path, kind, target, outputs):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('[run]\ntask = "own.py:Net"', "planned for language, chat, table, fno, resnet, unet alone"),
+        (
+            '[run]\ntask = "own.py:Net"',
+            "planned for language, chat, table, fno, resnet, unet alone",
+        ),
         ('[run]\ntask = "table"', "data.path is not given"),
         ("[model]\nwidht = 3", "did you mean model.width"),
         ("[model]\nhidden = -1", "at least 1"),
