@@ -67,6 +67,10 @@ REFUSED = [  # what config.json says, what the message says
     ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "rotary_scaling"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+    # of each kind of layer, as in models of which some layers have windows
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "full_attention = .* alone"),
+    ({"rope_scaling": {"rope_type": "default", "mrope_section": [8, 8]}}, "mrope_section"),
+    ({"rope_scaling": {"rope_type": None, "type": "yarn"}}, "rope_type = 'yarn'"),
     ({"rotary_pct": 0.25}, "rotary_pct = 0.25"),
     ({"model_type": "mistral", "sliding_window": 8}, "sliding_window = 8.*sequence_length = 8 ins"),
     (

@@ -87,6 +87,12 @@ class Configuration:
                 f"{name} = {dropout} is left out: attention weights are not dropped here"
             )
 
+    def require_no_other(self, names: tuple[str, ...]) -> None:
+        """Raise CheckpointError on a key that is none of these."""
+        for name, value in self._entries.items():
+            if name not in names:
+                raise self.refusal(name, value, f"wanted {', '.join(names)} alone")
+
     def check_nothing_else(self) -> None:
         """Raise CheckpointError on a key that changes predictions otherwise."""
         for name, harmless in _HARMLESS.items():
@@ -108,13 +114,11 @@ def rotary_settings(config: Configuration) -> dict:
     """Return rotary_base, and rotary_scaling where positions are scaled, as arguments of GPT.
 
     They are in rope_parameters, or in rope_theta and rope_scaling of older files.
-    Errors: CheckpointError on another scaling, or two bases.
+    Errors: CheckpointError on another scaling, an entry that is not known, or two bases.
     """
-    entries = {**config.get("rope_scaling", {}), **config.get("rope_parameters", {})}
-    rope = Configuration(
-        {"rope_type": entries.get("type"), **entries}, f"{config.where}, in its rope parameters,"
-    )
+    rope = _rope_entries(config)
     kind = rope.require("rope_type", "default", "linear", "llama3")
+    rope.require_no_other(_ROPE_ENTRIES)
     rope.require("partial_rotary_factor", 1.0)
     outside = config.get("rope_theta", rope.get("rope_theta", ROTARY_BASE))
     inside = rope.get("rope_theta", outside)
@@ -128,11 +132,23 @@ def rotary_settings(config: Configuration) -> dict:
     return {"rotary_base": float(inside), **scaling}
 
 
+def _rope_entries(config) -> Configuration:
+    """Return the entries of both names, of which the newer one counts."""
+    entries: dict = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = {**config.get(name, {})}
+        entries |= {key: value for key, value in given.items() if value is not None}
+    older = entries.pop("type", None)
+    entries.setdefault("rope_type", older)
+    return Configuration(entries, f"{config.where}, in its rope parameters,")
+
+
 _SCALINGS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
+_ROPE_ENTRIES = ("rope_type", "rope_theta", "partial_rotary_factor", *_SCALINGS["llama3"])
 
 
 def rope_parameters(settings) -> dict:
