@@ -27,6 +27,7 @@ REFUSED = {
     "linear dtype": (lambda: ops.linear(t(2, 3, dtype="int64"), t(4, 3)), "int64"),
     "sum dim": (lambda: ops.sum(t(2, 3), 2), "dim 2 of a tensor of shape"),
     "sum twice": (lambda: ops.sum(t(2, 3), (0, -2)), "twice"),
+    "var by a flag": (lambda: ops.var(t(2, 3), True), "True or False by its name"),
     "mean of nothing": (lambda: ops.mean(t(0, 3)), "no elements"),
     "max of nothing": (lambda: ops.max(t(0, 3), 0), "no elements"),
     "reshape": (lambda: t(2, 3).reshape(4, 2), r"\(6 elements\) to \(4, 2\)"),

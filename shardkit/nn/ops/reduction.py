@@ -140,9 +140,12 @@ def _distances(array, dims, count):
 def reduced_dims(x, dim) -> tuple[int, ...]:
     """Return dim as a tuple of dimensions counted from 0.
 
-    Errors: ShapeError on one that does not exist or comes twice.
+    Errors: ShapeError on one that does not exist or comes twice, and on True or False, which are
+    numbers to Python.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if bool in map(type, dims):
+        raise ShapeError(f"dim {dim}; wanted whole numbers, and what is True or False by its name")
     if not set(dims) <= set(range(-x.ndim, x.ndim)):
         raise ShapeError(
             f"dim {dim} of a tensor of shape {x.shape}; wanted dims from {-x.ndim} to {x.ndim - 1}"
