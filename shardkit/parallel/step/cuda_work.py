@@ -159,6 +159,8 @@ class _ContextOfGraphs:
         self.num_samples = context.num_samples
         self.texts = context.texts
         self.is_unmarked = context.is_unmarked
+        self.parts = context.parts
+        self.is_cut = context.is_cut
 
     @property
     def step(self):
