@@ -33,6 +33,7 @@ _LEFT_OUT = {
     "parallel.deterministic": (
         "off keeps one sum of gradients instead of several, and reduces as the MPI library does"
     ),
+    "parallel.domain_slabs": "computes samples in slabs, which takes longer and keeps less at once",
     "parallel.stage_balance": "the plan's own blocks_per_stage cut the stages",
     "parallel.frozen": "leaves out gradients, optimizer state, reductions and backward",
     "model.lora_rank": "trains the updates alone, and frozen weights have no gradients or state",

@@ -361,6 +361,7 @@ SEARCHED = {
 SAID = {
     "parallel.overlap": True,
     "parallel.deterministic": False,
+    "parallel.domain_slabs": 4,
     "parallel.stage_balance": "uniform",
     "parallel.compile": True,
     "parallel.frozen": ("blocks.*",),

@@ -284,7 +284,7 @@ def test_conversations_apart_may_be_cut_over_domain_ranks_and_packed_ones_not(fo
     alone = run(folder, f"alone {mesh}", **few)
     ours = run(folder, mesh, num_ranks, **settings, **few)
     numpy.testing.assert_allclose(ours, alone, atol=1e-6, rtol=0)
-    with pytest.raises(ConfigurationError, match="data.packing = false, or mesh.domain"):
+    with pytest.raises(ConfigurationError, match="data.packing = false, or leave mesh.domain out"):
         run(folder, "refused", num_ranks, **settings)
 
 
