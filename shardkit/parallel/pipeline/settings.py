@@ -6,6 +6,7 @@ from ...schedule.catalog import ORDERS
 from ...settings import setting
 
 BALANCES = ("compute", "parameters", "uniform")
+OF_RUNS = (*BALANCES, "measured")  # where blocks can be tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class PipelineSettings:
     stage_balance: str | tuple[float, ...] = setting(
         "compute",
         "what makes pipeline stages equal; measured: seconds of each block, tried on rank 0",
-        known=(*BALANCES, "measured"),
+        known=OF_RUNS,
         minimum=0,
     )
     blocks_per_stage: tuple[int, ...] | None = setting(
