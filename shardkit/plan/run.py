@@ -117,7 +117,7 @@ def _grids(settings: RunConfiguration) -> PlannedRun:
     grid = found.form.x_shape[1:]
 
     def made(small):
-        task.look(small, found)
+        task.describe_on(small, found)
         described = task.described
         y_shape = () if described.classes else described.y_shape
         return Traceable.of(task.make_model(), task.loss, described.x_shape, y_shape)

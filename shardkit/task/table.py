@@ -118,27 +118,16 @@ class TableTask(Task):
 
     # ---- before a run ----------------------------------------------------------------------------
 
-    def look(self, grid: "Shape | None" = None, found: "Sizes | None" = None) -> "Sizes":
+    def look(self) -> "Sizes":
         """Return what the file says of the model, without a run; nothing is written.
 
         Opens the file, and reads all its rows where they have several classes, or columns that are
         fitted.
 
-        Parameters
-        ----------
-        grid
-            Sizes of another grid than that of the file, on which the model can be made then.
-        found
-            What the file has said before; it is not opened again.
-
         Raises
         ------
         ConfigurationError, OSError
         """
-        if grid is not None and found is not None:
-            self.described = described_on(grid, found)
-            self.loss = loss_of(self.settings.data, self.described, self._heads)
-            return found
         self._check()
         self._new = self._files.parts(None)
         rows = rows_of(self._new[0])
@@ -153,6 +142,11 @@ class TableTask(Task):
             features, classes = seen.looked_up_width, seen.classes
             outputs = num_outputs(heads_of(data, seen))
         return Sizes(features, outputs, len(self._new[0]), classes, form)
+
+    def describe_on(self, grid: Shape, found: "Sizes") -> None:
+        """Let the model be made on another grid than that of the file, which look() has found."""
+        self.described = described_on(grid, found)
+        self.loss = loss_of(self.settings.data, self.described, self._heads)
 
     # ---- before the model ------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ def planned(folder, name):
     given = {"run.task": task, "data.path": str(path), "data.target": ("y",), **changes}
     run = read_run(None, given)
     made = run.settings.task_class(run.settings)
-    made.look(x[1:], made.look())
+    made.describe_on(x[1:], made.look())
     return run, made
 
 
