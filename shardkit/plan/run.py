@@ -13,6 +13,7 @@ from ..nn.module import blocks_of
 from ..parallel.data.partition import plan_units
 from ..settings import read_toml
 from ..task.load import DEFAULT_TASK, load_task
+from ..task.table import described_on
 from ..train.settings import RunConfiguration, configuration_of, first_settings
 from .grid import GridShape
 from .mlp import MLPShape
@@ -112,13 +113,12 @@ def _rows(settings: RunConfiguration) -> PlannedRun:
 
 
 def _grids(settings: RunConfiguration) -> PlannedRun:
-    task = settings.task_class(settings)
-    found = task.look()
+    found = settings.task_class(settings).look()
     grid = found.form.x_shape[1:]
 
     def made(small):
-        task.describe_on(small, found)
-        described = task.described
+        described = described_on(small, found)
+        task = settings.task_class(settings, described)
         y_shape = () if described.classes else described.y_shape
         return Traceable.of(task.make_model(), task.loss, described.x_shape, y_shape)
 

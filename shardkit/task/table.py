@@ -89,6 +89,8 @@ class TableTask(Task):
     ----------
     settings
         The whole configuration: settings.data.path, ...; frozen.
+    described
+        What is known of rows that no file holds, on which the model is made; None: open() reads it.
 
     Attributes
     ----------
@@ -108,9 +110,11 @@ class TableTask(Task):
     defaults = {"batch.sequences": 256, "batch.micro_batch": 64, "run.validation_batches": None}
     sample = "rows"
 
-    def __init__(self, settings: Any) -> None:
+    def __init__(self, settings: Any, described: Described | None = None) -> None:
         super().__init__(settings)
         self._new: Any = None  # (Samples, Samples): the parts of a run that starts
+        if described is not None:
+            self.described, self.loss = described, loss_of(settings.data, described)
 
     @property
     def _files(self) -> TableFiles:
@@ -142,11 +146,6 @@ class TableTask(Task):
             features, classes = seen.looked_up_width, seen.classes
             outputs = num_outputs(heads_of(data, seen))
         return Sizes(features, outputs, len(self._new[0]), classes, form)
-
-    def describe_on(self, grid: Shape, found: "Sizes") -> None:
-        """Let the model be made on another grid than that of the file, which look() has found."""
-        self.described = described_on(grid, found)
-        self.loss = loss_of(self.settings.data, self.described, self._heads)
 
     # ---- before the model ------------------------------------------------------------------------
 
@@ -215,9 +214,9 @@ class TableTask(Task):
     def open(self, folder: Path) -> None:
         path = folder / "data" / DESCRIPTION
         self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
+        self.loss = loss_of(self.settings.data, self.described)
         # when they are asked for: evaluation on other rows needs none of them
         self._samples = cache(partial(_opened, self._files, folder, self.described))
-        self.loss = loss_of(self.settings.data, self.described, self._heads)
         self.metrics = metrics_of(self._heads)
 
     # ---- the model -------------------------------------------------------------------------------
@@ -308,11 +307,12 @@ def described_on(grid: Shape, found: Sizes) -> Described:
     return Described(*known, x, y, classes, (1,) * classes, x_shape, y_shape)
 
 
-def loss_of(data: TableData, described: Described, heads: Heads) -> Any:
+def loss_of(data: TableData, described: Described) -> Any:
     """Return the loss of these rows; None: the model's own, where y is a field."""
     if len(described.y_shape) > 1:
         return None
     has_weights = data.weights is not None
+    heads = heads_of(data, described)
     if len(heads) > 1:
         return LossOfHeads(heads, has_weights=has_weights)
     (head,) = heads.values()

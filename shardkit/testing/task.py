@@ -10,7 +10,7 @@ NAMES = {
     "language": "Language",
     "load": "BUILT_IN absolute_task load_task",
     "streaming": "TextStream continuation until",
-    "table": "TableMLP",
+    "table": "TableMLP described_on",
 }
 MODULES = {"architectures": "architectures", "images": "images", "survey": "survey"}
 

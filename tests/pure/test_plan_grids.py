@@ -21,6 +21,7 @@ from shardkit.testing.plan import (
     step_cost,
     why_not,
 )
+from shardkit.testing.task import described_on
 
 UNET = {"model.width": 8, "model.depth": 2}
 CASES = {
@@ -40,9 +41,9 @@ def planned(folder, name):
         file["x"], file["y"] = (rng.standard_normal((5, *each), "float32") for each in (x, y))
     given = {"run.task": task, "data.path": str(path), "data.target": ("y",), **changes}
     run = read_run(None, given)
-    made = run.settings.task_class(run.settings)
-    made.describe_on(x[1:], made.look())
-    return run, made
+    task_class = run.settings.task_class
+    found = task_class(run.settings).look()
+    return run, task_class(run.settings, described_on(x[1:], found))
 
 
 def kept_bytes(task, domain):
