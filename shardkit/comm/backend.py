@@ -19,7 +19,7 @@ from typing import Any
 
 from ..annotations import Array, DTypeLike, FilePath
 from ..files.notes import tell
-from . import checks, objects
+from . import checks, forks, objects
 from .channel import Channel, NotedCalls
 from .life import Lifetime
 from .staging import Staging
@@ -129,6 +129,8 @@ class CommunicationBackend(Verbs, Lifetime):
         self.channel = channel
         self.noted = NotedCalls() if channel is None else channel.noted_calls(self)
         self.under_way = self.under_way if under_way is None else under_way
+        if self.world_size > 1:
+            forks.note(self)
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
         """Return the group of the ranks that gave the same color, ordered by (key, rank).

@@ -11,6 +11,7 @@ were put into a parameter are compared by a checksum.
 import zlib
 from dataclasses import fields, is_dataclass
 from functools import partial
+from types import CodeType
 
 import numpy
 
@@ -73,8 +74,8 @@ def _arguments(model: Module) -> dict:
     return {} if says_none and not _is_ours(type(model)) else configuration_of(model)
 
 
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+def _is_ours(thing) -> bool:
+    return (thing.__module__ or "").partition(".")[0] == __name__.partition(".")[0]
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
@@ -99,7 +100,8 @@ def _describe_buffer(buffer: Buffer, seed) -> str:
 def describe(value) -> str:
     """Return a setting as text that is equal, on any rank, for settings that train equally.
 
-    Objects and functions are described by their names and settings.
+    Objects are described by their names and settings, functions by their names, defaults and code,
+    so that two lambdas differ; what a function has from around it may be a rank's own.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -115,13 +117,35 @@ def describe(value) -> str:
     if isinstance(value, partial):
         return f"{describe(value.func)} with {describe(value.args)} {describe(value.keywords)}"
     if isinstance(value, type) or hasattr(value, "__qualname__"):
-        return value.__qualname__
+        return f"{value.__qualname__}{_says_code(value)}"
     if is_dataclass(value):
         entries = [
             f"{field.name}={describe(getattr(value, field.name))}" for field in fields(value)
         ]
         return f"{type(value).__qualname__}({', '.join(entries)})"
     return f"{type(value).__qualname__}({_settings(value)})"
+
+
+def _says_code(function) -> str:
+    """Return what tells a function of a user from others of its name; "" for what is no such."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or _is_ours(function):
+        return ""
+    defaults = describe([function.__defaults__, function.__kwdefaults__])
+    return f" with code {zlib.crc32(f'{_text_of(code)} {defaults}'.encode()):08x}"
+
+
+def _text_of(code: CodeType) -> str:
+    """Return what a function computes as text; not where it stands, which says nothing of it."""
+    constants = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_text_of(constant))
+        elif isinstance(constant, frozenset):  # in an order of this process
+            constants.append(str(sorted(map(repr, constant))))
+        else:
+            constants.append(repr(constant))
+    return repr((code.co_code, code.co_names, constants))
 
 
 def describe_settings(module: Module) -> str:

@@ -60,6 +60,16 @@ RULES = {
         sk.SGD(lr=functools.partial(halved, 0.1)),
         sk.SGD(lr=functools.partial(halved, 0.2)),
     ),
+    "another lambda": (sk.SGD(lr=lambda step: 0.1 / step), sk.SGD(lr=lambda step: 0.2 / step)),
+    "another default": tuple(sk.SGD(lr=lambda step, rate=rate: rate) for rate in (0.1, 0.2)),
+}
+# The same text is the same rule: lines and what stands around a function are a rank's own.
+SAME_RULES = {
+    "the same lambda": (
+        sk.SGD(lr=lambda step: 0.1 if step in {"one", "two", 3} else 0.2),
+        sk.SGD(lr=lambda step: 0.1 if step in {"one", "two", 3} else 0.2),
+    ),
+    "another name around it": tuple(sk.SGD(lr=lambda step: 0.1 * len(x)) for x in ("a", "b")),
 }
 
 
@@ -110,6 +120,25 @@ def test_another_rule_or_schedule_on_one_rank_is_named(name):
         )
 
     refused_on_all_ranks(build, "^optimizer is ")
+
+
+@pytest.mark.parametrize("name", SAME_RULES)
+def test_functions_of_the_same_text_are_the_same_rule(name):
+    def build(backend):
+        rule = SAME_RULES[name][backend.rank]
+        return sk.ZeRO1Model(small_gpt(), sk.ShardingConfiguration(backend, optimizer=rule)).rank
+
+    assert sk.run_ranks(2, build) == [0, 1]
+
+
+def test_another_lambda_as_loss_on_one_rank_is_named():
+    losses = (lambda prediction, y: prediction.mean(), lambda prediction, y: prediction.sum())
+
+    def build(backend, is_odd):
+        config = sk.ShardingConfiguration(backend, loss=losses[is_odd])
+        return sk.DDPModel(small_gpt(), config)
+
+    assert "lambda> with code" in refused_on_all_ranks(build, "^loss is ")
 
 
 def test_another_policy_on_one_rank_is_named():
