@@ -227,7 +227,7 @@ def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["UNet", "GPT"])
+@pytest.mark.parametrize("name", [pytest.param("UNet", marks=pytest.mark.sweep), "GPT"])
 def test_a_twin_cut_over_two_ranks_has_the_losses_of_one(name, tmp_path):
     pytest.importorskip("torch")
     from contestants import Sizes, Spec
