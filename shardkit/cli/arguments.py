@@ -90,6 +90,8 @@ def add_trust(parser: ArgumentParser) -> None:
 
 def local_path(text: str) -> str:
     """Return a path; ~ is the home folder. Errors: ArgumentTypeError."""
+    if not text:
+        raise ArgumentTypeError("nothing is given; wanted a path")
     try:
         return usable_path(text)
     except ConfigurationError as error:

@@ -15,7 +15,7 @@ from ..files.writing import write_whole
 from ..plain import plain
 from ..task.task import Task
 from ..train.evaluation import TrainedRun, evaluate
-from ..train.folder import task_of_run
+from ..train.folder import no_run_in, stored_task, task_of_run
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
 from .arguments import add_averaged, add_checkpoint, add_trust, local_path, option
@@ -50,6 +50,13 @@ def _trust(known, overrides) -> Trust:
     return trust_in(known.trust, texts_of(overrides).get("run.task"))
 
 
+def _task_of(known, trust: Trust) -> type[Task]:
+    folder = Path(known.path)
+    if stored_task(folder) is None:
+        raise no_run_in(folder)
+    return task_of_run(folder, trust)
+
+
 def _run_of(known, given: dict, trust: Trust, backend) -> TrainedRun:
     """Return the run at the checkpoint that is asked for, and say which it is. Collective."""
     how = {"averaged": known.averaged, "trust": trust, "checkpoint": known.checkpoint}
@@ -64,7 +71,7 @@ def _evaluate(known, overrides) -> int:
     with job(backend):
         with collectively(backend):
             trust = _trust(known, overrides)
-            given = parsed(overrides, configuration_of(task_of_run(Path(known.path), trust)))
+            given = parsed(overrides, configuration_of(_task_of(known, trust)))
         run = _run_of(known, given, trust, backend)
         figures = evaluate(run, run.samples(known.data))
         with collectively(backend):
@@ -104,7 +111,7 @@ def _predict(known, overrides) -> int:
         output = Path(known.output)
         with collectively(backend):
             trust = _trust(known, overrides)
-            task = task_of_run(Path(known.path), trust)
+            task = _task_of(known, trust)
             _check_predicts(known.path, task)
             given = parsed(overrides, configuration_of(task))
             check_output(output)

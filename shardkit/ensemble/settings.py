@@ -27,6 +27,8 @@ class SweepSettings:
         "folder of the ensemble: sweep.h5, and a run folder for each trial",
         is_common=True,
         is_place=True,
+        holds=bool,
+        wanted="a path, such as runs/a",
     )
     groups: int = setting(
         1, "groups of ranks, each of which trains a trial at a time", minimum=1, is_common=True

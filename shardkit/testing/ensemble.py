@@ -8,7 +8,7 @@ NAMES = {
     "desk": "Book",
     "group": "loss_of",
     "record": "SweepRecord read_record",
-    "settings": "check_run",
+    "settings": "OnlySweep check_run",
     "space": "Space",
     "trials": "Report Trial",
 }

@@ -33,7 +33,7 @@ from ..task.given import ArraySamples, as_samples, is_indexed
 from ..task.task import Task
 from .agreement import agreed_folder, samples_alike
 from .feed import reading_line
-from .folder import has_checkpoints, stored_places, stored_settings
+from .folder import has_checkpoints, no_run_in, stored_places, stored_settings
 from .model import make_model
 from .ranks import makes_groups, num_replicas
 from .settings import RunConfiguration, resumed
@@ -89,9 +89,7 @@ class TrainedRun:
         agreed_folder(folder, backend, averaged=averaged, settings=given)
         with collectively(backend):
             if not has_checkpoints(folder):
-                raise ConfigurationError(
-                    f"{folder} holds no run with a checkpoint; wanted the folder of a run"
-                )
+                raise no_run_in(folder)
             stored = stored_settings(folder, task, trust)
             settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
             self.task: Task = settings.make_task()

@@ -54,6 +54,13 @@ def has_checkpoints(folder: Path) -> bool:
     return any(steps_in(place) for place in stored_places(folder))
 
 
+def no_run_in(folder: Path) -> ConfigurationError:
+    """Return the error that says that there is no run to be used."""
+    return ConfigurationError(
+        f"{folder} holds no run with a checkpoint; wanted the folder of a run"
+    )
+
+
 def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
     """Check that a run of this task may start, or resume, in this folder.
 

@@ -50,6 +50,8 @@ class Run:
         "folder of checkpoints, metrics and the index of the data",
         is_common=True,
         is_place=True,
+        holds=bool,
+        wanted="a path, such as runs/a",
     )
     steps: int = setting(
         300,

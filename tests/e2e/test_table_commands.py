@@ -45,3 +45,5 @@ def test_a_run_of_text_is_not_predicted_but_generated(tmp_path):
     (tmp_path / "run" / "configuration.json").write_text('{"run": {"task": "language"}}')
     refused = shardkit(tmp_path, "predict", "run", "--output", "o.h5")
     assert refused.returncode == 2 and "use `shardkit generate run`" in refused.stderr
+    refused = shardkit(tmp_path, "predict", "nothing", "--output", "o.h5")
+    assert refused.returncode == 2 and "nothing holds no run" in refused.stderr

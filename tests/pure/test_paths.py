@@ -10,6 +10,7 @@ import shardkit as sk
 from shardkit import ConfigurationError
 from shardkit.testing.base import PATHS
 from shardkit.testing.cli import Given, local_path, make_parser, trust_in
+from shardkit.testing.ensemble import OnlySweep
 from shardkit.testing.files import usable_path
 from shardkit.testing.task import BUILT_IN, absolute_task, load_task
 from shardkit.testing.train import configuration_of
@@ -69,6 +70,16 @@ def test_every_setting_that_names_a_file_takes_it(home, task):
             found = configuration().replace({name: ["~/x", "y"]}).value(name)
             assert found == (str(home / "x"), "y")
     assert "run.folder" in names
+
+
+def test_an_empty_path_is_refused_where_a_folder_is_written():
+    """It would be the working folder, as of a variable of the shell that is not set."""
+    configuration = configuration_of(load_task("table"))
+    for made, key in ((configuration, "run.folder"), (OnlySweep, "sweep.folder")):
+        with pytest.raises(ConfigurationError, match=f"{key} = ''; wanted a path"):
+            made().replace({key: ""})
+    with pytest.raises(argparse.ArgumentTypeError, match="wanted a path"):
+        local_path("")
 
 
 def test_tasks_and_trust_take_it(home):
