@@ -129,7 +129,7 @@ class CommunicationBackend(Verbs, Lifetime):
         self.channel = channel
         self.noted = NotedCalls() if channel is None else channel.noted_calls(self)
         self.under_way = self.under_way if under_way is None else under_way
-        if self.world_size > 1:
+        if channel is not None and self.world_size > 1:
             forks.note(self)
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":

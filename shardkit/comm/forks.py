@@ -26,8 +26,9 @@ def is_of_parent(backend) -> bool:
 
 def _leave() -> None:
     for backend in list(_open):
-        backend.use(None)
-        _of_parent.add(backend)
+        if backend.is_initialized:
+            backend.use(None)
+            _of_parent.add(backend)
     _open.clear()
 
 

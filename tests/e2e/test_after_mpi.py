@@ -29,9 +29,19 @@ import shardkit as sk
 
 backend = sk.MPICommunicationBackend()
 backend.initialize()
+planned = backend.prepare.all_reduce(numpy.ones(4))
+planned()
+planned()
 {before}
 child = os.fork()
 if child == 0:
+    for call in (planned, backend.barrier, lambda: backend.all_reduce(numpy.ones(4))):
+        try:
+            call()
+        except sk.errors.CommunicationError as error:
+            assert "{refusal}" in str(error), error
+        else:
+            os._exit(9)
     raise RuntimeError("of a child")
 assert os.waitpid(child, 0)[1] == 256
 {after}
@@ -48,8 +58,9 @@ def test_a_backend_after_finalize_is_refused_and_the_program_goes_on(library, fi
 
 
 @pytest.mark.parametrize("shutdown", ("before", "after"))
-def test_the_exception_of_a_forked_process_is_that_of_no_rank(shutdown, tmp_path):
+def test_a_forked_process_calls_no_verb_and_its_exception_is_that_of_no_rank(shutdown, tmp_path):
     places = dict.fromkeys(("before", "after"), "") | {shutdown: "backend.shutdown()"}
+    places["refusal"] = "not initialized" if shutdown == "before" else "has forked"
     result = _run("MPICH", FORKED.format(**places), tmp_path)
     assert result.stdout.count("went on") == 2
     assert result.stderr.count("RuntimeError: of a child") == 2

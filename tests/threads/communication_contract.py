@@ -5,8 +5,6 @@ A name is a sentence that can be false. `PROMISES` maps it (with the dtype, wher
 to the function. Values are small integers, so sums are exact in every dtype, float16 included.
 """
 
-import os
-import warnings
 from functools import partial
 
 import numpy
@@ -39,30 +37,6 @@ def promise(*dtypes):
         return function
 
     return register
-
-
-@promise()
-def a_process_that_a_rank_forks_is_no_rank(backend):
-    total = numpy.ones(8)
-    planned = backend.prepare.all_reduce(total)
-    planned()
-    calls = (planned, backend.barrier, lambda: backend.all_reduce(numpy.ones(8)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads are not in the child
-        child = os.fork()
-    if child == 0:
-        os._exit(sum(map(_is_refused, calls)) if backend.world_size > 1 else len(calls))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
-    planned()
-    assert (total == backend.world_size**2).all()
-
-
-def _is_refused(call):
-    try:
-        call()
-    except CommunicationError as error:
-        return "forked" in str(error)
-    return False
 
 
 def values(rank, size, dtype="float32"):
