@@ -27,6 +27,7 @@ import numpy
 from ..failure.agreement import describe_error
 from ..seats import ranks_text
 from ..watch.attendance import attendance
+from ..watch.closing import closing
 from ..watch.cores import FairClock
 from ..watch.lifeline import Lifelines
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
@@ -40,6 +41,7 @@ MAX_TURNS = 8
 SILENT_SECONDS = 0.5  # a silent rank gives the one that reports this time before it aborts too
 HEARING_SECONDS = 2.0  # for messages on their way when all ranks are at their end
 LONELY_EXIT_SECONDS = 30.0
+CLOSING_SECONDS = 1.0  # in shutdown(), until this rank says so to those that may need it elsewhere
 
 
 class JobGuard:
@@ -107,7 +109,8 @@ class JobGuard:
         Where a failure does not end the job, nobody ends a rank that waits for one that never
         comes: it is told so here. How long the others work is the program's business.
 
-        Errors: CommunicationError if a rank has died, or left the program without calling this.
+        Errors: CommunicationError if a rank has died, left the program without calling this, or
+        waits for this one in another call.
         """
         if self._is_active:
             self._is_complete(self._comm.Ibarrier(), None)  # asleep: the others may need the core
@@ -118,12 +121,15 @@ class JobGuard:
 
     def _meet_looking(self, look):
         request = self._comm.Ibarrier()
+        if self._is_complete(request, CLOSING_SECONDS):
+            return
         tell_at = time.monotonic() + self._backend.timeout
-        while not self._is_complete(request, POLL_SECONDS):
-            look()
-            if time.monotonic() > tell_at:
-                tell_at = inf
-                self._tell_of_wait()
+        with closing(self._peers.number, self._backend.progress.calls_made()):
+            while not self._is_complete(request, POLL_SECONDS):
+                look()
+                if time.monotonic() > tell_at:
+                    tell_at = inf
+                    self._tell_of_wait()
 
     def _tell_of_wait(self):
         self._backend.say(

@@ -2,6 +2,7 @@
 
     a rank of the node dies             its process is gone
     it leaves while others need it      its entry in the roll says so
+    it waits in shutdown() meanwhile    a file says so, and which calls it has made
     a rank of another node is lost      one that saw it there sends a note to all
 
 A rank looks while it waits, and only then: no thread, no process, nothing that ends a rank. What is
@@ -9,10 +10,13 @@ lost stays lost: every later wait raises too. The ranks of a node that is lost w
 """
 
 import time
+import zlib
+from collections import Counter
 from contextlib import suppress
 
 from ...errors import CommunicationError
 from ..watch.attendance import attendance
+from ..watch.closing import calls_before_closing
 from ..watch.processes import state_of
 from ..watch.roll import Entry
 from ..watch.warden import SURE_SECONDS, whereabouts
@@ -29,7 +33,10 @@ class Peers:
     """The ranks of a communicator, as one of them sees them.
 
     failure   who is lost, in words; None: nobody, as far as is known
+    number    of the communicator, above 0: the same on all its ranks
     """
+
+    _numbers: Counter[tuple[int, ...]] = Counter()  # of communicators with these ranks, so far
 
     def __init__(self, mpi, comm):
         self.failure: str | None = None
@@ -37,6 +44,9 @@ class Peers:
         self._mpi = mpi
         self._rank, self._size = comm.rank, comm.size
         self._places = _places(mpi, comm)  # of its ranks in the roll
+        self._numbers[self._places] += 1
+        of_these = self._places, self._numbers[self._places]
+        self.number = zlib.crc32(repr(of_these).encode()) or 1
         self._comm = None
         self._notes: list = []  # requests whose messages must live
         self._next_look = 0.0
@@ -55,7 +65,7 @@ class Peers:
         """
         if self.failure is None and (at_once or time.monotonic() >= self._next_look):
             call = None if progress is None else progress.current
-            self._learn(range(self._size) if call is None else call.ranks)
+            self._learn(range(self._size) if call is None else call.ranks, call)
             self.failure = _joined(self._lost)
         if self.failure is not None:
             doing = doing or str(progress.current or "its own code")
@@ -77,14 +87,15 @@ class Peers:
             self._learn(needed)
         return _joined({rank: self._lost[rank] for rank in needed if rank in self._lost})
 
-    def _learn(self, needed) -> None:
+    def _learn(self, needed, call=None) -> None:
         """Add to the lost.
 
         needed   ranks without which the call under way does not end
+        call     that one; None: it is shutdown() itself
         """
         self._next_look = time.monotonic() + LOOK_SECONDS
         heard = self._heard()
-        found = {} if heard else self._found(needed)
+        found = {} if heard else self._found(needed, call)
         self._lost |= heard | found
 
     def _heard(self) -> dict[int, str]:
@@ -95,21 +106,38 @@ class Peers:
                 return self._comm.recv(None, anyone, LOST_TAG)
         return {}
 
-    def _found(self, needed) -> dict[int, str]:
+    def _found(self, needed, call) -> dict[int, str]:
         """Return who is lost that was not, and tell the others.
 
-        needed   ranks without which the call under way does not end
+        needed, call   as for _learn()
         """
         here = self._entries()
-        lost = {rank for rank, entry in here.items() if _has_died(entry)}
-        left = {rank for rank, entry in here.items() if _has_left(entry)}.intersection(needed)
-        if self._have_lasted(left):
-            lost |= left
-        new = sorted(lost - self._lost.keys())
-        told = {rank: _told(rank, here[rank]) for rank in new}
+        lost = {rank for rank in here if _has_died(here[rank])}
+        left = {rank for rank in here if _has_left(here[rank])}.intersection(needed)
+        closing = self._closing(here, needed, call)
+        gone = left | closing.keys()
+        if self._have_lasted(gone):
+            lost |= gone
+        new = lost - self._lost.keys()
+        told = {rank: _told(rank, here[rank]) for rank in sorted(new)}
+        told |= {rank: closing[rank] for rank in closing.keys() & new}
         if told:
-            self._tell(told)
+            self._tell(told, closing)
         return told
+
+    def _closing(self, here, needed, call) -> dict[int, str]:
+        """Return who is in shutdown(), and has not made the call under way before."""
+        ranks = [] if call is None else here.keys() & set(needed)
+        late = [rank for rank in ranks if self._lacks(rank, call)]
+        meanwhile = f"is in shutdown() while rank {self._rank} is in {call}"
+        return {rank: f"rank {rank} {meanwhile}" for rank in late}
+
+    def _lacks(self, rank: int, call) -> bool:
+        """Return True if a rank that closes the communicator has not made this call before."""
+        made = calls_before_closing(self.number, self._places[rank])
+        if made is None or call.number is None:
+            return made is not None
+        return made.get(call.group, 0) < call.number
 
     def _entries(self) -> dict[int, Entry]:
         """Return what the roll has of the other ranks, as far as they are on this node."""
@@ -124,9 +152,10 @@ class Peers:
         self._left_since = (self._left_since or now) if left else None
         return self._left_since is not None and now > self._left_since + SURE_SECONDS
 
-    def _tell(self, told: dict[int, str]):
-        """Send it to all that are not lost."""
-        others = {*range(self._size)} - {self._rank, *told, *self._lost}
+    def _tell(self, told: dict[int, str], closing):
+        """Send it to all that are not lost, and to those that only wait in shutdown()."""
+        gone = {self._rank, *told, *self._lost} - closing.keys()
+        others = {*range(self._size)} - gone
         with suppress(self._mpi.Exception):  # another one is lost by now
             if self._comm is not None:
                 self._notes += [self._comm.isend(told, rank, LOST_TAG) for rank in sorted(others)]
@@ -136,13 +165,13 @@ def _joined(lost: dict[int, str]) -> str | None:
     return "; ".join(lost[rank] for rank in sorted(lost)) or None
 
 
-def _places(mpi, comm) -> list[int]:
+def _places(mpi, comm) -> tuple[int, ...]:
     """Return the ranks of a communicator in the roll: those of the launcher."""
     world, own = mpi.COMM_WORLD.Get_group(), comm.Get_group()
     places = own.Translate_ranks(None, world)
     world.Free()
     own.Free()
-    return list(places)
+    return tuple(places)
 
 
 def _told(rank: int, entry: Entry) -> str:

@@ -25,7 +25,7 @@ _OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 LOOK_NAME, LOOK_NAMES = "look-{:08x}", {r"look-[0-9a-f]{8}": FILE}
 _NAMES = {  # what ranks and wardens make there, beside the lock
     r"roll|reported|ended|hang": FILE,
-    r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}": FILE,
+    r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}|closing-[0-9a-f]{8}-\d{5,}": FILE,
     r"rank-\d{5,}\.(ledger|stacks)": FILE,
     TEMPORARY: FILE,
     **LOOK_NAMES,
