@@ -8,6 +8,7 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 import platform
 from collections.abc import Sequence
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import numpy
@@ -68,7 +69,7 @@ class Mesh:
             axis: self._split(axis) for axis in AXES
         }
         self._groups |= {axes: self._joined(axes) for axes in _JOINED}
-        self._cuts: dict[int, tuple[CommunicationBackend, CommunicationBackend]] = {}
+        self._cuts: dict[tuple, tuple[CommunicationBackend, ...]] = {}  # of grids of an axis
         self._teams: dict[int, CommunicationBackend] = {}
         self._transport: tuple[str, bool] | None = "staged", True
         self._num_users = 1
@@ -82,8 +83,9 @@ class Mesh:
     def names(self) -> dict[str, str]:
         """{key of a group: its axis, or "world"}, for people."""
         of_joined = {self._groups[axes].group_key: " x ".join(axes) for axes in _JOINED}
+        of_cuts = {each.group_key: axis for axis in AXES for each in self.carriers(axis)}
         of_axes = {self._groups[axis].group_key: axis for axis in AXES}
-        return {self.world.group_key: "world", **of_joined, **of_axes}
+        return {self.world.group_key: "world", **of_cuts, **of_joined, **of_axes}
 
     @property
     def rank(self) -> int:
@@ -143,11 +145,42 @@ class Mesh:
         data = self.group(COPIES)
         if size == data.world_size:
             return (data,)
-        if size not in self._cuts:
-            run, place = divmod(data.rank, size)
-            self._cuts[size] = self._part(data, run, place), self._part(data, place, run)
+        return self.grid(COPIES, (data.world_size // size, size))[::-1]
+
+    def grid(
+        self, axis: str | tuple[str, ...], sizes: tuple[int, ...]
+    ) -> tuple[CommunicationBackend, ...]:
+        """Return, for each dim of a grid of the ranks of an axis, those that differ from this rank
+        along it alone.
+
+        Collective over the backend the first time for each grid.
+
+        Parameters
+        ----------
+        axis
+            As of group, with its errors.
+        sizes
+            Of the grid, whose last dim varies fastest with the rank; their product is the number of
+            ranks.
+
+        Raises
+        ------
+        MeshError
+            If it is not.
+        """
+        group = self.group(axis)
+        if prod(sizes) != group.world_size:
+            raise MeshError(f"a grid of {sizes} of {group.world_size} {axis} ranks; wanted as many")
+        if (axis, sizes) not in self._cuts:
+            strides = [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+            places = [group.rank // stride % size for stride, size in zip(strides, sizes)]
+            lines = [
+                self._part(group, group.rank - place * stride, place)
+                for place, stride in zip(places, strides)
+            ]
+            self._cuts[axis, sizes] = tuple(lines)
             self._transport = None  # these groups have none yet
-        return self._cuts[size]
+        return self._cuts[axis, sizes]
 
     def carriers(self, axis: str) -> tuple[CommunicationBackend, ...]:
         """Return all groups that carry messages along the axis: its own, and those it is cut into.
@@ -158,8 +191,8 @@ class Mesh:
             As of group, with its errors.
         """
         joined = [self._groups[axes] for axes in _JOINED if axes[-1] == axis]
-        if axis == COPIES[-1]:
-            joined += [group for groups in self._cuts.values() for group in groups]
+        for (along, _), groups in self._cuts.items():
+            joined += groups if axis == along or axis == along[-1] else ()
         own = [self._groups[one] for one in AXES]
         others = [group for group in dict.fromkeys(joined) if group not in own]
         return self.group(axis), *others

@@ -15,7 +15,6 @@ import numpy
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
-from ..layout.part import with_length
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d*)(?P<colon>:?)(?P<stop>\d*)\]", re.S)
 _SHOWN = 8  # names in a message
@@ -94,27 +93,33 @@ class Columns:
 
 @dataclass(frozen=True)
 class RowBand:
-    """The part [start, stop) of each row of a field, along a dim of its rows."""
+    """A part of each row of a field: [start, stop) along a dim of its rows, and along the next ones
+    that have spans too.
+    """
 
     field: Field
     dim: int
-    start: int
-    stop: int
+    spans: tuple[tuple[int, int], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the part of a row."""
-        return with_length(self.field.shape, self.dim, self.stop - self.start)
+        shape = list(self.field.shape)
+        for dim, (start, stop) in enumerate(self.spans, self.dim):
+            shape[dim] = stop - start
+        return tuple(shape)
 
     @property
     def index(self) -> tuple[slice, ...]:
         """Where the part is in a row."""
-        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+        own = [slice(*span) for span in self.spans]
+        return (*[slice(None)] * self.dim, *own)
 
     def name_of(self, column: int) -> str:
         """Return the name of one of the columns."""
         index = list(numpy.unravel_index(column, self.shape))
-        index[self.dim] += self.start
+        for dim, (start, _) in enumerate(self.spans, self.dim):
+            index[dim] += start
         return _name_of(self.field, index)
 
 

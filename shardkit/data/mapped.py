@@ -167,21 +167,24 @@ class MappedRows:
     def _bands(self, numbers, band: RowBand) -> numpy.ndarray:
         """Return the band of each of these rows, and read no more: [n, *shape of the band]."""
         found = numpy.empty((len(numbers), *band.shape), self._dtype)
-        before = prod(self._row_shape[: band.dim])
-        inner = self._dtype.itemsize * prod(self._row_shape[band.dim + 1 :])
-        stride = self._row_shape[band.dim] * inner
-        begin = band.start * inner
-        run_bytes = (band.stop - band.start) * inner
-        runs = found.view(numpy.uint8).reshape(len(numbers), before, run_bytes)
+        *before, last = band.index
+        dim = len(before)
+        inner = self._dtype.itemsize * prod(self._row_shape[dim + 1 :])
+        outer, length = self._row_shape[:dim], self._row_shape[dim]
+        lines = numpy.arange(prod(outer)).reshape(outer)[tuple(before)]
+        begins = lines.reshape(-1) * length + last.start
+        begins = (begins * inner).tolist()  # of each run, in the bytes of a row
+        run_bytes = (last.stop - last.start) * inner
+        runs = found.view(numpy.uint8).reshape(len(numbers), len(begins), run_bytes)
         for number, row, runs_of_row in zip(numbers.tolist(), found, runs):
             run, within = divmod(number, self._rows_per_place)
             place = int(self._places[run])
             if place == MISSING:
                 row[...] = self._fill
                 continue
-            at = place + within * self._row_bytes + begin
-            for each, bytes_of_run in enumerate(runs_of_row):
-                self._file.read_into(bytes_of_run, at + each * stride)
+            at = place + within * self._row_bytes
+            for begin, bytes_of_run in zip(begins, runs_of_row):
+                self._file.read_into(bytes_of_run, at + begin)
         return found.astype(self._dtype.newbyteorder("="), copy=False)
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:

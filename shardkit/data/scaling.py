@@ -59,10 +59,12 @@ class Scaling:
 
     def of(self, values: Any) -> "Scaling":
         """Return the scaling of the columns that are in an array or slab: a slab may cut them."""
-        if not isinstance(values, Rows) or values.dim != self.axis % values.ndim:
-            return self
-        there = slice(values.start, values.stop)
-        return Scaling(self.center[there], self.scale[there], self.axis)
+        cuts = values.cuts if isinstance(values, Rows) else ()
+        for cut in cuts:
+            if cut.dim == self.axis % values.ndim:
+                there = slice(cut.start, cut.stop)
+                return Scaling(self.center[there], self.scale[there], self.axis)
+        return self
 
     def scaled(self, values: Any) -> Any:
         """Return an array or a slab scaled: float32."""

@@ -294,14 +294,16 @@ def _band(columns: tuple[Columns, ...], part: SamplePart, dim: int | None) -> As
     inside = part.inside((field.rows, *field.shape), dim)
     if inside is None or dim is None or not field.shape[1:]:
         return columns
-    return (RowBand(field, dim - 1, inside[dim].start, inside[dim].stop),)
+    spans = tuple([(own.start, own.stop) for own in inside[dim:]])
+    return (RowBand(field, dim - 1, spans),)
 
 
 def _in_its_place(array, asked: Asked):
     """Return what was read, a slab if it is a band."""
     for band in asked:
         if isinstance(band, RowBand):
-            return Rows(array, band.dim + 1, band.start, band.field.shape[band.dim])
+            index, field = (slice(None), *band.index), band.field
+            return Rows.at(array, band.dim + 1, index, (field.rows, *field.shape))
     return array
 
 

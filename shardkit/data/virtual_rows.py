@@ -79,12 +79,13 @@ class VirtualRows:
         first, stop = 0, columns.field.rows
         asked: Columns | RowBand = columns
         if not source.is_one_row:
-            asked = _of(columns, band, 0)
+            asked = RowBand(columns.field, band.dim, band.spans)
             return table.read(numbers - source.start + source.first, (asked,))[0]
+        spans = band.spans
         if band.dim == 0:  # some rows of the source
-            first, stop = band.start, band.stop
-        else:
-            asked = _of(columns, band, 1)
+            (first, stop), spans = spans[0], spans[1:]
+        if spans:
+            asked = RowBand(columns.field, max(band.dim - 1, 0), spans)
         (found,) = table.read(numpy.arange(first, stop), (asked,))
         return numpy.repeat(found[None], len(numbers), 0)
 
@@ -153,11 +154,6 @@ class VirtualRows:
             what = f"{part.first:,} to {part.first + rows - 1:,}"
             self._refuse(number, f"has {field.rows:,} rows; wanted {what}")
         return Columns.whole(field)
-
-
-def _of(columns: Columns, band: RowBand, dims: int) -> RowBand:
-    """Return the band in the rows of a source, which have so many dims less."""
-    return RowBand(columns.field, band.dim - dims, band.start, band.stop)
 
 
 def shape_read(shape, part: Columns | RowBand) -> tuple[int, ...]:

@@ -5,12 +5,12 @@
 
 A source that is told a part reads these rows alone, whatever the length of its samples; halos
 travel between ranks in the layers. The spans of all parts are those of even_span, or runs of them
-where parts have several slabs.
+where parts have several slabs. Where dims behind x_dim are cut too, a part is a box.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ShapeError
 from .cuts import run_of_spans
@@ -26,8 +26,30 @@ def with_length(shape: Shape, dim: int, length: int) -> Shape:
     return tuple(changed)
 
 
+class DimSpan(NamedTuple):
+    """The elements [start, stop) of `length` along a dim."""
+
+    dim: int
+    start: int
+    stop: int
+    length: int
+
+
+def dim_spans(dim: int, index: Index, shape: Shape) -> tuple[DimSpan, ...]:
+    """Return what an index of whole samples of this shape has, from this dim on."""
+    found = []
+    for at, (own, length) in enumerate(zip(index, shape)):
+        found.append(DimSpan(at, own.start, own.stop, length))
+    return tuple(found[dim:])
+
+
+def in_words(spans: Sequence[DimSpan]) -> str:
+    """Return spans as text: "4:8 along dim 2 and 0:5 along dim 3"."""
+    return " and ".join([f"{each.start}:{each.stop} along dim {each.dim}" for each in spans])
+
+
 class Rows:
-    """Some rows of samples, on a rank that has no others.
+    """Some rows of samples, on a rank that has no others; or a box of them.
 
     Its shape is that of whole samples; that of the rows is array.shape.
 
@@ -41,13 +63,42 @@ class Rows:
         Number of the first one in whole samples.
     length
         Rows of whole samples.
+    beside
+        (start, length) along each of the next dims that are cut too.
     """
 
-    __slots__ = ("array", "dim", "start", "length")
+    __slots__ = ("array", "dim", "start", "length", "beside")
 
-    def __init__(self, array: Any, dim: int, start: int, length: int) -> None:
+    def __init__(
+        self,
+        array: Any,
+        dim: int,
+        start: int,
+        length: int,
+        beside: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self.array, self.dim = array, dim
         self.start, self.length = start, length
+        self.beside = tuple(beside)
+
+    @classmethod
+    def at(cls, array: Any, dim: int, index: Index, shape: Shape) -> "Rows":
+        """Return an array as what lies at an index of whole samples.
+
+        Parameters
+        ----------
+        array
+            Of these elements.
+        dim
+            The first one that is cut.
+        index
+            Of dims from that of the samples to the last one that is cut.
+        shape
+            Of whole samples.
+        """
+        spans = dim_spans(dim, index, shape)
+        first, *beside = [(each.start, each.length) for each in spans]
+        return cls(array, dim, *first, tuple(beside))
 
     @property
     def stop(self) -> int:
@@ -55,9 +106,21 @@ class Rows:
         return self.start + self.array.shape[self.dim]
 
     @property
+    def cuts(self) -> tuple[DimSpan, ...]:
+        """What the array has, along each dim that is cut."""
+        places = (self.start, self.length), *self.beside
+        found = []
+        for dim, (start, length) in enumerate(places, self.dim):
+            found.append(DimSpan(dim, start, start + self.array.shape[dim], length))
+        return tuple(found)
+
+    @property
     def shape(self) -> Shape:
         """The shape of whole samples."""
-        return with_length(self.array.shape, self.dim, self.length)
+        shape = self.array.shape
+        for cut in self.cuts:
+            shape = with_length(shape, cut.dim, cut.length)
+        return shape
 
     @property
     def ndim(self) -> int:
@@ -77,7 +140,7 @@ class Rows:
         function
             (array) -> array with as many rows along dim.
         """
-        return Rows(function(self.array), self.dim, self.start, self.length)
+        return Rows(function(self.array), self.dim, self.start, self.length, self.beside)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -92,7 +155,7 @@ class Rows:
         )
 
     def __repr__(self) -> str:
-        return f"rows {self.start}:{self.stop} along dim {self.dim} of {self.shape}"
+        return f"rows {in_words(self.cuts)} of {self.shape}"
 
 
 def each_part(function: Callable[[Any], Any], value: Any) -> Any:
@@ -107,15 +170,19 @@ class SamplePart:
     Parameters
     ----------
     number
-        Of this part, from 0.
+        Of this part, from 0, along x_dim.
     count
-        How many there are.
+        How many there are along it.
     x_dim
         Of x [samples, ...], along which it is cut.
     y_dim
         Likewise of y; None: y is read whole, such as the class of an image.
     slabs
         That make up a part: all slabs of all parts are even.
+    beside
+        (number, count) along each dim behind x_dim, and behind y_dim, that is cut too. A source
+        that reads the rows of span(length) and returns them by x() and y() need not know of it:
+        they keep the own ones.
     """
 
     number: int
@@ -123,19 +190,22 @@ class SamplePart:
     x_dim: int
     y_dim: int | None = None
     slabs: int = 1
+    beside: tuple[tuple[int, int], ...] = ()
 
-    def span(self, length: int) -> tuple[int, int]:
+    def span(self, length: int, which: int = 0) -> tuple[int, int]:
         """Return which rows [start, stop) of samples of this length are read.
 
         Parameters
         ----------
         length
-            Of whole samples, along the dim that is cut.
+            Of whole samples, along a dim that is cut.
+        which
+            Of these dims: 0 for x_dim and y_dim, 1 for the next one.
         """
-        num = self.count * self.slabs
-        return run_of_spans(length, num, self.number * self.slabs, self.slabs)
+        number, count = ((self.number, self.count), *self.beside)[which]
+        return run_of_spans(length, count * self.slabs, number * self.slabs, self.slabs)
 
-    def x(self, rows: Any, length: int) -> Rows:
+    def x(self, rows: Any, length: int, *others: int) -> Rows:
         """Return x as a model takes it, of the rows that were read.
 
         Parameters
@@ -144,22 +214,28 @@ class SamplePart:
             [samples, ...]: those of span(length) along x_dim.
         length
             Of whole samples.
+        others
+            Lengths of whole samples along the next dims that are cut, if what was read is a box;
+            along those that are left out rows are whole, and cut here.
         """
-        return Rows(rows, self.x_dim, self.span(length)[0], length)
+        return self._held(rows, self.x_dim, (length, *others))
 
-    def y(self, rows: Any, length: int) -> Any:
+    def y(self, rows: Any, length: int, *others: int) -> Any:
         """Return y as a model takes it, of the rows that were read; y itself if it is whole.
 
         Parameters
         ----------
         rows
             As of x, along y_dim.
-        length
-            Of whole samples.
+        length, others
+            Of whole samples, as of x.
         """
-        if self.y_dim is None:
-            return rows
-        return Rows(rows, self.y_dim, self.span(length)[0], length)
+        return rows if self.y_dim is None else self._held(rows, self.y_dim, (length, *others))
+
+    def _held(self, rows, dim, lengths):
+        starts = [self.span(length, which)[0] for which, length in enumerate(lengths)]
+        first, *beside = zip(starts, lengths)
+        return self._cut(Rows(rows, dim, *first, tuple(beside)), dim)
 
     def cut(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return this part of whole x and y: views. What cannot be cut stays, and is refused by the
@@ -172,11 +248,19 @@ class SamplePart:
         """
         return self._cut(x, self.x_dim), self._cut(y, self.y_dim)
 
-    def _cut(self, array, dim):
-        inside = None if isinstance(array, Rows) else self.inside(getattr(array, "shape", ()), dim)
-        if inside is None:
-            return array
-        return Rows(array[inside], dim, inside[dim].start, array.shape[dim])
+    def _cut(self, value, dim):
+        """Return this part of an array, or of a slab that was read for it."""
+        inside = self.inside(getattr(value, "shape", ()), dim)
+        is_slab = isinstance(value, Rows)
+        if inside is None or is_slab and value.dim != dim:
+            return value
+        known = value.cuts if is_slab else ()
+        behind = dim + len(known)
+        before = [slice(cut.start, cut.stop) for cut in known]
+        index = (*inside[:dim], *before, *inside[behind:])
+        array = value.array if is_slab else value
+        array = array[(slice(None),) * behind + inside[behind:]]
+        return Rows.at(array, dim, index, value.shape)
 
     def inside(self, shape: Shape, dim: int | None) -> Index | None:
         """Return the index of this part in arrays of this shape; None where they stay whole.
@@ -188,7 +272,11 @@ class SamplePart:
         dim
             x_dim or y_dim.
         """
-        if dim is None or len(shape) <= dim or shape[dim] < self.count:
+        counts = [self.count, *[count for _, count in self.beside]]
+        if dim is None or len(shape) < dim + len(counts):
             return None
-        own = slice(*self.span(shape[dim]))
-        return (slice(None),) * dim + (own,)
+        sizes = shape[dim : dim + len(counts)]
+        if any([size < count for size, count in zip(sizes, counts)]):
+            return None
+        own = [slice(*self.span(size, which)) for which, size in enumerate(sizes)]
+        return (slice(None),) * dim + tuple(own)

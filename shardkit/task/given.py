@@ -71,7 +71,7 @@ def _read(tree, numbers, part: SamplePart | None, dim: int | None):
     if inside is None or dim is None:
         return map_tree(lambda leaf: _rows(leaf, numbers), tree)
     rows = _rows(tree, numbers, *inside[1:])
-    return Rows(rows, dim, inside[dim].start, tree.shape[dim])
+    return Rows.at(rows, dim, inside, tree.shape)
 
 
 def _rows(array, numbers, *within: slice) -> numpy.ndarray:

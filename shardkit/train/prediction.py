@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
+from operator import mul
 from pathlib import Path
 
 import numpy
@@ -105,13 +106,14 @@ def _outputs(task: Task, prediction) -> dict:
 
 
 def _in_place(task: Task, values, prediction: Rows) -> Rows:
-    dim, rows = prediction.dim, prediction.array.shape[prediction.dim]
-    if values.ndim <= dim or values.shape[dim] != rows:
-        raise ConfigurationError(
-            f"{type(task).__name__}.outputs returns {values.shape} of {prediction.array.shape}, "
-            f"rows of predictions along dim {dim}; wanted as many along it: without nn.partwise "
-            "it gets whole predictions"
-        )
+    for cut in prediction.cuts:
+        rows = cut.stop - cut.start
+        if values.ndim <= cut.dim or values.shape[cut.dim] != rows:
+            raise ConfigurationError(
+                f"{type(task).__name__}.outputs returns {values.shape} of "
+                f"{prediction.array.shape}, rows of predictions along dim {cut.dim}; wanted as "
+                "many along it: without nn.partwise it gets whole predictions"
+            )
     return prediction.map(lambda array: values)
 
 
@@ -156,12 +158,17 @@ def _places(values, first: int) -> Iterator[tuple[int, bytes]]:
     if not isinstance(values, Rows):
         yield first * values[:1].nbytes, numpy.ascontiguousarray(values).tobytes()
         return
-    array, dim = values.array, values.dim
+    array, whole = values.array, values.shape
+    dim, start, _, _ = values.cuts[-1]
+    strides = [prod(whole[each + 1 : dim + 1]) for each in range(dim)]
+    for each in values.cuts[:-1]:
+        start += each.start * strides[each.dim]
     row_bytes = array.itemsize * prod(array.shape[dim + 1 :])
-    runs = numpy.ascontiguousarray(array).reshape(prod(array.shape[:dim]), -1)
-    before = first * prod(array.shape[1:dim])  # runs of the samples that come before
-    for number, run in enumerate(runs, before):
-        yield (number * values.length + values.start) * row_bytes, run.tobytes()
+    outer = array.shape[:dim]
+    runs = numpy.ascontiguousarray(array).reshape(prod(outer), -1)
+    for run, index in zip(runs, numpy.ndindex(outer)):
+        row = first * strides[0] + start + sum(map(mul, index, strides))
+        yield row * row_bytes, run.tobytes()
 
 
 def write_all(file: int, content: bytes, place: int) -> None:

@@ -36,6 +36,8 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
         )
     if max(together.values()) > 1:
         shared = in_words({axis: n for axis, n in together.items() if n > 1}, " and ")
+        grid = parallel.domain_grid or ()
+        shared += f", in a grid of {' x '.join(map(str, grid))}" * (len(grid) > 1)
         return (
             f"bits as on any data x pipeline mesh with {shared}"
             + " and sequence_parallel" * parallel.sequence_parallel

@@ -219,7 +219,7 @@ class Parallel(ParallelSettings):
                                                     too large for it
     deterministic, gradient_compression             the order of sums of gradients, and the dtype
                                                     in which gradients travel
-    domain_slabs                                    sums over samples that ranks share
+    domain_grid, domain_slabs                       sums over samples that ranks share
     sequence_parallel                               with several tensor ranks: tokens are summed
                                                     slice by slice
     minimum_parameter_group_size                    where tied weights meet in a unit, their

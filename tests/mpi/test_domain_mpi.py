@@ -36,11 +36,12 @@ def cases():
     ]
 
 
-def trained(backend, policy, **sizes):
-    """Return losses, weights and a prediction of each."""
+def trained(backend, policy, grid=None, **sizes):
+    """Return losses, weights and a prediction of each; of a UNet alone on a grid of ranks."""
     found = []
-    for wrapped, x, targets in cases():
-        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.05, momentum=0.9))
+    for wrapped, x, targets in cases() if grid is None else cases()[:1]:
+        rule = sk.SGD(lr=0.05, momentum=0.9)
+        config = sk.ShardingConfiguration(backend, optimizer=rule, domain_grid=grid)
         sizes = {"data_parallel_size": 1, **sizes}
         model = sk.HybridShardedModel(wrapped, config, policy=policy, **sizes)
         mine = sk.split_batch(model.mesh, numpy.ascontiguousarray(x), targets)
@@ -62,6 +63,14 @@ def wanted(on_one_rank):
 def test_ranks_that_share_samples_train_as_one(backend, policy, wanted):
     domain = backend.world_size
     found = trained(backend, policy, domain_parallel_size=domain)
+    far = [numpy.abs(a - b).max() / numpy.abs(b).max() for a, b in zip(found, wanted)]
+    assert max(numpy.ravel(backend.all_gather_object(far))) < TOLERANCE
+
+
+def test_ranks_that_share_both_dims_of_a_grid_train_as_one(backend, wanted):
+    num_ranks = backend.world_size
+    grid = (num_ranks // 2, 2) if num_ranks % 2 == 0 else (1, num_ranks)
+    found = trained(backend, "fsdp", grid, domain_parallel_size=num_ranks)
     far = [numpy.abs(a - b).max() / numpy.abs(b).max() for a, b in zip(found, wanted)]
     assert max(numpy.ravel(backend.all_gather_object(far))) < TOLERANCE
 

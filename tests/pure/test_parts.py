@@ -24,6 +24,7 @@ from shardkit.testing.data import (
     reader_of,
     split_rows,
 )
+from shardkit.testing.layout import even_span
 from shardkit.testing.task import ArraySamples
 
 ROWS, SHAPE = 6, (2, 11, 3)
@@ -105,8 +106,35 @@ def test_a_table_reads_the_rows_of_whole_samples(kind, tmp_path):
         assert samples.read(NUMBERS[:0], part)[0].array.shape == found[0][:0].array.shape
 
 
+# (number, count) along two dims from x_dim on, or three
+BOXES = [(1, ((1, 2), (1, 3))), (1, ((0, 2), (2, 4), (1, 2))), (2, ((2, 3), (0, 2)))]
+
+
+def box(dim, places):
+    """Return the part at these places along the dims from this one on, of x and of y."""
+    (number, count), *beside = places
+    return SamplePart(number, count, dim, dim, beside=tuple(beside))
+
+
+@pytest.mark.parametrize("dim, places", BOXES)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_table_reads_the_box_of_whole_samples(kind, dim, places, tmp_path):
+    samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
+    part, whole = box(dim, places), values()[NUMBERS]
+    spans = [even_span(whole.shape[at], *place[::-1]) for at, place in enumerate(places, dim)]
+    inside = (slice(None),) * dim + tuple([slice(*span) for span in spans])
+    for slab in (samples.read(NUMBERS, part)[0], *part.cut(whole, whole)):
+        assert [(cut.start, cut.stop) for cut in slab.cuts] == spans
+        assert (slab.dim, slab.shape) == (dim, whole.shape)
+        assert numpy.array_equal(slab.array, whole[inside])
+    assert " and ".join(f"{a}:{b} along dim {at}" for at, (a, b) in enumerate(spans, dim)) in repr(
+        slab
+    )
+
+
+@pytest.mark.parametrize("part", [SamplePart(1, 3, 2, 2), box(2, ((1, 3), (0, 2)))], ids=str)
 @pytest.mark.parametrize("kind", ["contiguous", "chunks of rows", "npz"])
-def test_no_more_of_a_file_is_read_than_the_part(kind, tmp_path, monkeypatch):
+def test_no_more_of_a_file_is_read_than_the_part(kind, part, tmp_path, monkeypatch):
     read, read_into = [], FileMap.read_into
 
     def counted(file, buffer, start):
@@ -117,7 +145,7 @@ def test_no_more_of_a_file_is_read_than_the_part(kind, tmp_path, monkeypatch):
     samples = TableSamples(open_table(FILES[kind](tmp_path)), ["x"], ["y"], dtype=None)
     monkeypatch.setattr(FileMap, "_map", None)  # which nothing can be taken from
     read.clear()
-    x, y = samples.read(NUMBERS, SamplePart(1, 3, 2, 2))
+    x, y = samples.read(NUMBERS, part)
     assert sum(read) == x.array.nbytes + y.array.nbytes
 
 
@@ -126,8 +154,9 @@ def test_a_value_that_is_no_number_is_named_by_its_place_in_the_whole_row(tmp_pa
     wrong[5, 1, 9, 2] = numpy.nan
     numpy.savez(tmp_path / "a.npz", x=wrong, y=wrong[:, :1])
     samples = TableSamples(open_table(tmp_path / "a.npz"), ["x"], ["y"])
-    with pytest.raises(ValueError, match=r"row 5, column x\[1,9,2\]: nan"):
-        samples.read(NUMBERS, SamplePart(2, 3, 2, 2))
+    for part in (SamplePart(2, 3, 2, 2), box(2, ((2, 3), (1, 2)))):
+        with pytest.raises(ValueError, match=r"row 5, column x\[1,9,2\]: nan"):
+            samples.read(NUMBERS, part)
 
 
 def test_a_text_file_is_read_whole_and_cut(tmp_path):
@@ -160,6 +189,14 @@ def test_what_is_indexed_like_an_array_is_asked_for_the_part_alone():
     x, y = ArraySamples(Lazy(), numpy.arange(ROWS)).read(NUMBERS, SamplePart(2, 3, 2, None))
     assert numpy.array_equal(x.array, values()[NUMBERS, :, 8:]) and y.tolist() == NUMBERS.tolist()
     assert Lazy.largest == 2 * 3 * 3
+
+
+def test_what_is_indexed_like_an_array_is_asked_for_the_box_alone():
+    Lazy.largest = 0
+    x, y = ArraySamples(Lazy(), Lazy()).read(NUMBERS, box(2, ((2, 3), (1, 2))))
+    for slab in (x, y):
+        assert numpy.array_equal(slab.array, values()[NUMBERS, :, 8:, 2:])
+    assert Lazy.largest == 2 * 3 * 1
 
 
 def test_values_that_are_missing_are_refused():
@@ -202,6 +239,24 @@ def test_sources_in_sources_are_told_the_part(kind):
     whole, wanted_y = chosen.read(numbers)
     assert numpy.array_equal(x.array, whole[:, :, 4:8]) and numpy.array_equal(y, wanted_y)
     assert (x.start, x.stop, x.length, x.shape) == (4, 8, 11, whole.shape)
+    part = SamplePart(1, 3, 2, beside=((1, 2),))
+    x, y = reader_of(chosen)(numbers, Draw(0, numbers), part)
+    assert numpy.array_equal(x.array, whole[:, :, 4:8, 2:]) and numpy.array_equal(y, wanted_y)
+    assert [*x.cuts] == [(2, 4, 8, 11), (3, 2, 3, 3)]
+
+
+def test_a_source_may_say_that_it_read_a_box():
+    part, whole = box(2, ((1, 3), (0, 2))), values()
+    rows, columns = part.span(SHAPE[1]), part.span(SHAPE[2], 1)
+    inside = whole[:, :, slice(*rows), slice(*columns)]
+    for of_box, of_slab in (
+        (part.x, part.cut(whole, whole)[0]),
+        (part.y, part.y(whole[:, :, slice(*rows)], 11)),
+    ):
+        slab = of_box(inside, *SHAPE[1:])
+        assert slab.cuts == of_slab.cuts == ((2, 4, 8, 11), (3, 0, 2, 3))
+        assert numpy.array_equal(slab.array, of_slab.array)
+    assert slab.map(numpy.negative)[:2].cuts == slab.cuts and slab[:2].shape == (2, *SHAPE)
 
 
 @given(st.integers(1, 30), st.data())

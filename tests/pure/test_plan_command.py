@@ -356,6 +356,7 @@ SEARCHED = {
     "mesh.pipeline": 5,
     "mesh.tensor": 5,
     "mesh.domain": 2,
+    "parallel.domain_grid": (2, 2),
     "batch.micro_batch": 3,
 }
 SAID = {

@@ -284,7 +284,7 @@ def test_lengths_that_parts_tell_are_not_asked_for_in_later_batches():
     def on_rank(backend):
         axis, asked = DomainAxis(backend, 2), []
         for noted, length in [((6, 9), 9)] * 3 + [((6, 9, 14), 14)] * 2:
-            axis.begin(13)
+            axis.begin((1, 1, 13))
             for each in noted:
                 axis.note(each)
             before = backend.traffic.calls.get("all_gather", 0)

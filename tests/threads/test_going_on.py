@@ -323,6 +323,7 @@ OTHER = {
     "run.validation_batches": 3,
     "batch.sequences": 48,
     "batch.micro_batch": 2,
+    "parallel.domain_grid": (2, 2),
     "parallel.domain_slabs": 4,
     "optimizer.learning_rate": 0.5,
     "optimizer.warmup_steps": 3,

@@ -259,8 +259,9 @@ ELSEWHERE = {
     "matmul_precision",
     "blas",
     "convolutions",
+    "domain_grid",
     "frozen",
-}  # of GPUs, of a library that may not be there, of convolutions, or of what is trained (frozen)
+}  # of GPUs, of a library that may not be there, of grids, or of what is trained (frozen)
 
 
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with

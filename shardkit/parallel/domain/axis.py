@@ -7,8 +7,16 @@ The parts of every activation are those of even_span of its own length, so that 
 branches fit without a word. How long it is, the ranks tell each other where a layer needs to know.
 In later batches of samples of this length, a rank sees it by its own part, where all lengths of a
 model differ on every rank.
+
+Where ranks are a grid, such as 2 x 2, they cut several dims, and each dim has an axis of its own:
+
+    dim 3 ->   rank 0 | rank 1      ranks 0 and 1 exchange columns, 0 and 2 rows; what is added up
+    dim 2 |    -------+-------      over a sample is added over all four
+          v    rank 2 | rank 3
 """
 
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy
@@ -30,14 +38,26 @@ class DomainAxis:
 
     group     the ranks of the axis, or the slabs that they have (slab_group.py)
     dim       of activations: 2, the first of a grid in [samples, channels, *grid], or 1
+    everyone  all ranks that share a sample: those of the group, and of axes beside it, by rows
+    axes      of all dims that are cut, by dim: this one first
     made      lengths of inputs and of what layers made: any other is a mistake between layers; None
               where layers run on other ranks too, and what they make is not known
     along_last  the first layer that gets parts, and computes along the last dim; None: no one
     passed    {path of a module that gets parts: (dim of x, dim of what it returns or None: whole)}
     """
 
-    def __init__(self, group: CommunicationBackend | SlabGroup, dim: int, *, follows: bool = True):
+    def __init__(
+        self,
+        group: CommunicationBackend | SlabGroup,
+        dim: int,
+        *,
+        follows: bool = True,
+        everyone: CommunicationBackend | None = None,
+        beside: "tuple[DomainAxis, ...]" = (),
+    ):
         self.group: Any = group
+        self.everyone: Any = everyone or group
+        self.axes = self, *beside
         self.passed: dict[str, tuple[int, int | None]] = {}
         self.dim = dim
         self.made: set[int] | None = set() if follows else None
@@ -47,8 +67,31 @@ class DomainAxis:
         self._shared: dict[int, tuple] = {}
         self.along_last: str | None = None
 
+    @classmethod
+    def of_grid(
+        cls,
+        everyone: CommunicationBackend,
+        lines: tuple[CommunicationBackend, ...],
+        *,
+        follows: bool,
+    ) -> "DomainAxis":
+        """Return the axis of the first dim of a grid, with those of the next dims beside it.
+
+        everyone   ranks that share samples, by rows
+        lines      for each dim, those that differ from this rank only along it
+        """
+        numbered = [*enumerate(lines, GRID_DIM)]
+        beside = tuple(
+            [cls(line, dim, follows=follows, everyone=everyone) for dim, line in numbered]
+        )
+        return cls(lines[0], GRID_DIM, follows=follows, everyone=everyone, beside=beside[1:])
+
+    def lengths(self, x, path: str | None) -> tuple[int, ...]:
+        """Return length() along each dim that is cut. Collective over everyone."""
+        return tuple([axis.length(x, path) for axis in self.axes])
+
     def length(self, x, path: str | None) -> int:
-        """Return how long dim of x is over all ranks. Collective over the group.
+        """Return how long dim of x is over all ranks. Collective over everyone.
 
         Errors, on all its ranks: ShapeError if some have no such dim; ShardingError unless they
         hold the rows of even_span, of a length that a layer has made.
@@ -84,12 +127,18 @@ class DomainAxis:
         )
 
     def _lengths_of_all(self, own: int) -> list[int]:
-        lengths = numpy.empty(self.group.world_size, numpy.int64)
-        self.group.all_gather(numpy.array([own]), lengths)
-        return lengths.tolist()
+        """Return the length on each rank of the group; on all of everyone, if a line has others."""
+        lengths = numpy.empty(2 * self.everyone.world_size, numpy.int64)
+        self.everyone.all_gather(numpy.array([self.group.rank, own]), lengths)
+        found = sorted(set(map(tuple, lengths.reshape(-1, 2).tolist())))
+        return [length for _, length in found]
 
-    def begin(self, length: int) -> None:
-        """Begin with samples of this length, whatever others had, and ranks noted that failed."""
+    def begin(self, shape: tuple[int, ...]) -> None:
+        """Begin with samples of this shape, whatever others had, and ranks noted that failed."""
+        for axis in self.axes:
+            axis._begin(shape[axis.dim])
+
+    def _begin(self, length):
         self._num_batches, self._sample_length = self._num_batches + 1, length
         self.made = None if self.made is None else set()
         self.note(length)
@@ -151,11 +200,26 @@ class DomainAxis:
         """Return what was made of an object by the first of the layers that have it: `made`."""
         return self._shared.setdefault(id(whole), (whole, made))[1]
 
-    def slice_of(self, array, dim: int | None = None):
-        """Return the rows of a whole array that this process has, a view."""
+    def counts(self, lengths: tuple[int, ...]) -> list[int]:
+        """Return how many places of a grid of these lengths each rank of everyone has."""
+        table = [axis.spans(length) for axis, length in zip(self.axes, lengths)]
+        counts = [[stop - start for start, stop in spans] for spans in table]
+        return [*map(prod, product(*counts))]
+
+    def inside(self, shape: tuple[int, ...], dim: int | None = None) -> tuple[slice, ...]:
+        """Return where what this process has lies in a whole array.
+
+        dim   of the array, which is the first that is cut; None: that of the axis
+        """
         dim = self.dim if dim is None else dim
-        start, stop = self.held_span(array.shape[dim])
-        return array[(slice(None),) * dim + (slice(start, stop),)]
+        inside = [slice(None)] * dim
+        for axis, length in zip(self.axes, shape[dim:]):
+            inside.append(slice(*axis.held_span(length)))
+        return tuple(inside)
+
+    def slice_of(self, array, dim: int | None = None):
+        """Return what this process has of a whole array, a view; dim as of inside()."""
+        return array[self.inside(array.shape, dim)]
 
     def __deepcopy__(self, memo):
         """Return the axis itself: a copy of a model talks over the same ranks."""

@@ -8,6 +8,8 @@ in the order of the ranks; sums over ranks are added as the tree over them. What
 backward is x.
 """
 
+from math import prod
+
 import numpy
 
 from ...array import kernels
@@ -63,13 +65,14 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
     Collective over the axis, forward and backward.
     """
     axis = layer.axis
-    length = axis.length(x, layer.path_in_model)
+    counts = axis.counts(axis.lengths(x, layer.path_in_model))
     weight, bias = or_constant(whole.weight, 1, x), or_constant(whole.bias, 0, x)
     lines, eps = lines_of(x), whole.eps
-    own_rows = max(x.shape[axis.dim], 1)
-    per_row = lines.shape[2] // own_rows * x.shape[1] // num_groups
-    counts = [per_row * (stop - start) for start, stop in axis.spans(length)]
-    moments, count = _moments_of_all(lines, num_groups, counts, dims, axis.group)
+    own = prod([x.shape[each.dim] for each in axis.axes])
+    row = lines.shape[2] // max(own, 1)
+    per_place = row * x.shape[1] // num_groups
+    counts = [per_place * places for places in counts]
+    moments, count = _moments_of_all(lines, num_groups, counts, dims, axis.everyone)
     by_line, places = lines.shape, (lines.shape[0], num_groups)
     mean, variance = [numpy.broadcast_to(each, places).astype(each.dtype) for each in moments]
 
@@ -82,7 +85,7 @@ def _normalized(layer: CutLayer, whole, x, num_groups: int, dims: tuple):
         ]
         if not wanted[0]:
             return None, *of_parameters
-        means = _sums_of_all(sums, dims, axis.group) / max(count, 1)
+        means = _sums_of_all(sums, dims, axis.everyone) / max(count, 1)
         for_x = kernels.group_gradient(*given, *means, eps)
         return for_x.reshape(x.shape), *of_parameters
 

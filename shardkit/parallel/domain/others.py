@@ -1,6 +1,8 @@
 """Dropouts that zero what they would zero in whole samples, and layers that join their parts."""
 
 from itertools import product
+from math import prod
+from operator import mul
 
 from ...array import kernels
 from ...array.arena import empty
@@ -40,28 +42,37 @@ class CutDropout(CutLayer):
                 f"{self.sample_dim!r}, whose samples are cut; wanted them along dim 0, and "
                 "sample_dim = 'rows' or 0"
             )
-        dim = self.axis.dim
-        length = self.axis.length(x, self.path_in_model)
-        start, _ = self.axis.own_span(length)
-        size = x.size // x.shape[0] // x.shape[dim] * length  # of a whole sample
+        axes = self.axis.axes
+        whole = [*x.shape]
+        starts = [0] * (axes[-1].dim + 1)
+        for axis, length in zip(axes, self.axis.lengths(x, self.path_in_model)):
+            whole[axis.dim] = length
+            starts[axis.dim] = axis.own_span(length)[0]
+        size = prod(whole[1:])  # of a whole sample
         parts = (context.seed, "dropout", self.path_in_model, context.step)
         key = key_of(*parts, *next_call(self.path_in_model, context), size)
         first = context.first_sample * size
 
         def drop(array):
-            return _dropped(array, dim, length, start, key, first, p)
+            return _dropped(array, whole, starts, key, first, p)
 
         return record(drop(x.array), (x,), lambda gradient, wanted: (drop(gradient),))
 
 
-def _dropped(array, dim, length, start, key, first, p):
-    """Return an array [..., part, ...] dropped; `first` is the number of the first element of the
-    whole, `start` of the own rows.
+def _dropped(array, whole, starts, key, first, p):
+    """Return an array [..., part, ...] dropped.
+
+    whole    its shape without a cut
+    starts   of the own part, along each dim up to the last that is cut
+    first    the number of the first element of the whole
     """
     result = empty(array.shape, array.dtype, xp_of(array))
-    row = array[(0,) * (dim + 1)].size
-    for number, place in enumerate(product(*map(range, array.shape[:dim]))):
-        at = first + (number * length + start) * row
+    num_dims = len(starts)
+    row = prod(whole[num_dims:])
+    strides = [prod(whole[dim + 1 : num_dims]) for dim in range(num_dims)]
+    own = sum(map(mul, starts, strides))
+    for place in product(*map(range, array.shape[: num_dims - 1])):
+        at = first + (own + sum(map(mul, place, strides))) * row
         result[place] = kernels.dropout(array[place], key, at, p)
     return result
 
@@ -72,17 +83,19 @@ class JoinedParts(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self.axis.length(x, self.path_in_model)
-        return self._whole.forward(all_gather(x, self.axis.group, self.axis.dim, length))
+        for axis, length in zip(self.axis.axes, self.axis.lengths(x, self.path_in_model)):
+            x = all_gather(x, axis.group, axis.dim, length)
+        return self._whole.forward(x)
 
 
 class AlongAnother(CutLayer):
     """A layer of one dim, which must not be the one that is cut."""
 
     def forward(self, x):
-        if self._whole.dim % x.ndim == self.axis.dim:
+        dim = self._whole.dim % x.ndim
+        if any([dim == axis.dim for axis in self.axis.axes]):
             raise ShardingError(
-                f"{self.path_in_model}, a {type(self._whole).__name__}, goes along dim "
-                f"{self.axis.dim} of x {x.shape}, which domain ranks share; wanted another dim"
+                f"{self.path_in_model}, a {type(self._whole).__name__}, goes along dim {dim} of x "
+                f"{x.shape}, which domain ranks share; wanted another dim"
             )
         return self._whole.forward(x)

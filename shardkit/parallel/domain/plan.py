@@ -9,10 +9,11 @@ is whole, and the same on all ranks that share the sample: one of them counts it
 
 A layer is an entry of LAYERS. A module that calls layers is walked through if it is a chain (a
 Sequential, or one that says blocks()), or if its class is partwise: between its layers it does
-nothing along the dim that is cut. Any other is refused.
+nothing along the dim that is cut. Any other is refused, and so are layers of tokens, spectra and
+patches where several dims of a grid are cut.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +67,13 @@ class OnParts:
     build    (axis, layer) -> what takes its place; None: the layer itself
     dim      of x that must be the one that is cut; None: any
     is_last  it computes along the last dim of x, which must not be the one that is cut
+    needs    why only one dim of a grid can be cut; "": several can
     """
 
     build: Build
     dim: int | None = None
     is_last: bool = False
+    needs: str = ""
 
 
 def as_it_is(axis: DomainAxis, layer: Module) -> None:
@@ -78,7 +81,7 @@ def as_it_is(axis: DomainAxis, layer: Module) -> None:
 
 
 def _flatten(axis, layer) -> CutLayer | None:
-    is_behind = layer.start_dim > axis.dim
+    is_behind = layer.start_dim > axis.axes[-1].dim
     return None if is_behind else others.JoinedParts(axis, layer)
 
 
@@ -104,15 +107,16 @@ def _shares(kept, joined):
     """Return a builder for adaptive pools: those with fewer shares than ranks join the parts."""
 
     def build(axis, layer) -> CutLayer:
-        size = layer.output_size
-        count = size[0] if isinstance(size, (tuple, list)) else size
-        if count is None or count >= axis.group.world_size:
+        size, ranks = layer.output_size, [each.group.world_size for each in axis.axes]
+        sizes = size if isinstance(size, (tuple, list)) else [size] * len(ranks)
+        counts = [n if count is None else count for count, n in zip(sizes, ranks)]
+        if all([count >= n for count, n in zip(counts, ranks)]):
             return kept(axis, layer)
-        if joined is windows.JoinedMaxima and count > 1:
+        if joined is windows.JoinedMaxima and max(counts) > 1:
+            wanted = "1, or as many as ranks or more, along each"
             raise ShardingError(
-                f"{type(layer).__name__} {layer.path_in_model} with {count} shares of the dim that "
-                f"{axis.group.world_size} domain ranks share; wanted 1, or {axis.group.world_size} "
-                "or more"
+                f"{type(layer).__name__} {layer.path_in_model} with {_by(counts)} shares of what "
+                f"{_by(ranks)} domain ranks share; wanted {wanted}"
             )
         return joined(axis, layer)
 
@@ -136,6 +140,8 @@ ON_TENSOR_RANKS = (  # in copies of a model that was cut along both axes
     *(ColumnParallelLoRALinear, RowParallelLoRALinear),
     *(VocabularyParallelEmbedding, VocabularyParallelLinear),
 )
+_OF_MODES = "its modes are sums over ranks along one dim"
+_OF_PATCHES = "its tokens are numbered along whole rows of patches"
 LAYERS: dict[type[Module], OnParts] = {
     **dict.fromkeys(POINTWISE, OnParts(as_it_is)),
     **dict.fromkeys(ALONG_LAST, OnParts(as_it_is, is_last=True)),
@@ -148,8 +154,8 @@ LAYERS: dict[type[Module], OnParts] = {
     recurrent.Recurrent: OnParts(in_turn.CutRecurrent, 1),
     LSTMHead: OnParts(_lstm_head, 1),
     **dict.fromkeys((Encoder, Step, Decoder), OnParts(_on_own_nodes, 1)),
-    spectral.SpectralConv: OnParts(sequences.CutSpectralConv, GRID_DIM),
-    spectral.Lifting: OnParts(sequences.CutLifting, GRID_DIM),
+    spectral.SpectralConv: OnParts(sequences.CutSpectralConv, GRID_DIM, needs=_OF_MODES),
+    spectral.Lifting: OnParts(sequences.CutLifting, GRID_DIM, needs=_OF_MODES),
     convolution.ConvNd: OnParts(windows.CutConvolution, GRID_DIM),
     convolution.ConvTransposeNd: OnParts(windows.CutTransposedConvolution, GRID_DIM),
     pooling.MaxPoolNd: OnParts(windows.CutMaximum, GRID_DIM),
@@ -163,7 +169,7 @@ LAYERS: dict[type[Module], OnParts] = {
     resampling.Upsample: OnParts(windows.CutSum, GRID_DIM),
     normalization.GroupNorm: OnParts(moments.CutGroupNorm, GRID_DIM),
     normalization.TrackedNorm: OnParts(moments.CutTrackedNorm, GRID_DIM),
-    PatchEmbedding: OnParts(patches.CutPatchEmbedding, GRID_DIM),
+    PatchEmbedding: OnParts(patches.CutPatchEmbedding, GRID_DIM, needs=_OF_PATCHES),
     ViTHead: OnParts(patches.CutViTHead, 1),
     GridMean: OnParts(windows.JoinedGridMean, GRID_DIM),
     activation.Flatten: OnParts(_flatten),
@@ -182,20 +188,25 @@ _UNKNOWN = "what its forward() does along the dim that is cut is not known"
 
 
 def cut_layers(
-    model: Module, group: CommunicationBackend | SlabGroup, *, follows: bool = True
+    model: Module,
+    group: CommunicationBackend | SlabGroup,
+    *,
+    follows: bool = True,
+    lines: tuple[CommunicationBackend, ...] = (),
 ) -> tuple[DomainAxis, DomainAxis, bool]:
     """Replace the layers of a model that need to know of a cut, in place; return the axes of x and
     of what the model returns, and whether that is whole.
 
     group     the ranks that share samples, or their slabs
     follows   all layers run on each of them, so that lengths that no layer made are found
+    lines     for each dim of a grid that is cut, if several are, ranks that differ along it alone
     A copy of a model that was cut has its axis: its layers note on it what they make.
     Nothing has changed if it raises. No communication.
     Errors: ShardingError, with the path of the layer and what to do, if one cannot be cut.
     """
     cut = [layer for layer in model.named_modules().values() if isinstance(layer, CutLayer)]
     for dim in (_cut_dim(model), 1):
-        axis = cut[0].axis if cut else DomainAxis(group, dim, follows=follows)
+        axis = cut[0].axis if cut else _axis_of(model, group, dim, lines, follows)
         walk = _Walk(axis, model)
         leaves_parts = walk.through("", model, True)
         if walk.says_dim or cut:
@@ -205,15 +216,41 @@ def cut_layers(
     return axis, walk.axis, not leaves_parts
 
 
+def _axis_of(model, group, dim, lines, follows) -> DomainAxis:
+    """Return the axis of x. Errors: ShardingError for a grid of ranks where x is no grid."""
+    if len(lines) < 2:
+        return DomainAxis(group, dim, follows=follows)
+    if dim != GRID_DIM:
+        path, layer, _ = next(_saying_dim(model), ("", model, 1))
+        raise ShardingError(
+            f"{_ranks_of(lines)} domain ranks cut samples along {len(lines)} dims of a grid, but "
+            f"{_named(path, layer)} is of a model whose samples are cut along dim 1 alone, their "
+            f"tokens or nodes; wanted domain_grid = None, or ({group.world_size},)"
+        )
+    return DomainAxis.of_grid(group, lines, follows=follows)
+
+
+def _ranks_of(lines) -> str:
+    return _by([line.world_size for line in lines])
+
+
+def _by(numbers) -> str:
+    return " x ".join(map(str, numbers))
+
+
 def _cut_dim(model: Module) -> int:
     """Return the dim of x along which ranks share samples: as its layers say, of which some may
     get whole samples.
     """
-    for layer in model.named_modules().values():
+    return next(_saying_dim(model), ("", model, 1))[2]
+
+
+def _saying_dim(model: Module) -> Iterator[tuple[str, Module, int]]:
+    """Yield (path, layer, dim) of layers that want one dim to be cut."""
+    for path, layer in model.named_modules().items():
         entry = _entry_of(layer)
         if entry is not None and entry.dim is not None:
-            return entry.dim
-    return 1
+            yield path, layer, entry.dim
 
 
 def _entry_of(module: Module) -> OnParts | None:
@@ -303,6 +340,7 @@ class _Walk:
                 f"{_named(path, layer)} can share its x along dim {entry.dim}, but this model's "
                 f"samples are cut along dim {self.axis.dim}, as its first layers say"
             )
+        self._check_dims(path, layer, entry)
         self.says_dim |= entry.dim is not None
         if entry.is_last:
             self.axis.note_last(_named(path, layer))
@@ -313,6 +351,19 @@ class _Walk:
             self.replaced[id(layer)] = cut
         self.axis = self.replaced[id(layer)].behind
         return self.replaced[id(layer)].leaves_parts
+
+    def _check_dims(self, path, layer, entry) -> None:
+        """Raise ShardingError unless a layer works where so many dims are cut."""
+        ranks = [axis.group.world_size for axis in self.axis.axes]
+        num_cut = len(ranks)
+        num_dims = getattr(layer, "num_dims", max(getattr(layer, "num_grid_dims", (num_cut,))))
+        if num_cut == 1 or not entry.needs and num_dims >= num_cut:
+            return
+        why = entry.needs or f"its grids have {num_dims} dims"
+        raise ShardingError(
+            f"{_named(path, layer)} cannot be cut along {num_cut} dims of a grid, by {_by(ranks)} "
+            f"domain ranks: {why}; wanted domain_grid = None, which cuts one"
+        )
 
     def check(self, model: Module) -> None:
         """Raise ShardingError if a layer gets parts here and whole samples there."""

@@ -21,7 +21,7 @@ from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...errors import ShapeError, ShardingError
-from ...layout.part import Rows, SamplePart, with_length
+from ...layout.part import Rows, SamplePart, dim_spans, in_words, with_length
 from ...nn import loss as counted
 from ...nn import losses
 from ...nn.autograd import Tensor
@@ -56,6 +56,7 @@ class SampleParts:
     follows        all layers run on each of them
     num_slabs      that layers compute for themselves, a power of two that the ranks divide; None:
                    each rank computes with all of its rows
+    lines          of a grid of ranks, along each dim of samples: those that differ along it alone
     counts_whole   of what is the same on all of them, this rank counts it
     Errors: those of plan.cut_layers(); ShardingError for a loss that is no sum over rows.
     """
@@ -68,11 +69,14 @@ class SampleParts:
         *,
         follows: bool = True,
         num_slabs: int | None = None,
+        lines: tuple[CommunicationBackend, ...] = (),
     ):
         self._ranks = group
+        self._lines = lines or (group,)
         parts = group if num_slabs is None else SlabGroup(group, num_slabs)
         follows = follows and num_slabs is None  # slabs do not meet the same layer at one time
-        self._axis, self._behind, self._is_joined = cut_layers(model, parts, follows=follows)
+        found = cut_layers(model, parts, follows=follows, lines=lines)
+        self._axis, self._behind, self._is_joined = found
         slabs = self._axis.group  # of a copy of a model those of the model
         self._slabs = slabs if isinstance(slabs, SlabGroup) else None
         self.counts_whole = group.rank == 0
@@ -96,14 +100,14 @@ class SampleParts:
                 f"x has shape {x.shape}, but domain ranks share tokens; wanted "
                 "[samples, tokens, features], numbers of tokens, or a grid and layers of grids"
             )
-        is_last = x.ndim == self._axis.dim + 1
+        is_last = x.ndim == self._axis.axes[-1].dim + 1
         if self._axis.along_last and is_last and x.dtype.kind == "f":
             raise ShapeError(
                 f"{self._axis.along_last} computes along the last dim of x {x.shape}, which "
                 "domain ranks share; use a layer of another dim, or leave domain at 1"
             )
         part = self._rows("x", x, self._axis.dim)
-        self._axis.begin(x.shape[self._axis.dim])
+        self._axis.begin(x.shape)
         return part
 
     def part_of_batch(self, x: Any, y: Any, loss: Loss) -> tuple[Any, Any, Loss]:
@@ -117,8 +121,9 @@ class SampleParts:
         if type(loss) in OF_WHOLE:
             loss = OfWhole(loss, self._whole, self.counts_whole)
         else:
-            _check_factors(loss, y, dim)
-            loss = CountedInParts(loss, self._behind, y.shape[dim])
+            self._check_factors(loss, y, dim)
+            lengths = y.shape[dim : dim + len(self._behind.axes)]
+            loss = CountedInParts(loss, self._behind, lengths)
             loss = (
                 loss
                 if self._slabs is None
@@ -143,19 +148,20 @@ class SampleParts:
             )
 
     def _rows(self, what, array, dim):
-        num_ranks = self._axis.group.world_size
-        if array.ndim <= dim or array.shape[dim] < num_ranks:
-            raise ShapeError(
-                f"{what} has shape {array.shape}, whose dim {dim} is to be cut into {num_ranks} "
-                f"parts, none of them empty; {ADVICE}"
-            )
+        for at, axis in enumerate(self._axis.axes, dim):
+            num_ranks = axis.group.world_size
+            if array.ndim <= at or array.shape[at] < num_ranks:
+                raise ShapeError(
+                    f"{what} has shape {array.shape}, whose dim {at} is to be cut into {num_ranks} "
+                    f"parts, none of them empty; {ADVICE}"
+                )
         if not isinstance(array, Rows):
             return self._axis.slice_of(array, dim)
-        start, stop = self._axis.held_span(array.length)
-        if (array.dim, array.start, array.stop) != (dim, start, stop):
+        wanted = dim_spans(dim, self._axis.inside(array.shape, dim), array.shape)
+        if array.cuts != wanted:
             raise ShapeError(
-                f"{what} is {array!r}; wanted rows {start}:{stop} along dim {dim} on this domain "
-                "rank: read those of domain_part(model)"
+                f"{what} is {array!r}; wanted rows {in_words(wanted)} on this domain rank: read "
+                "those of domain_part(model)"
             )
         return array.array
 
@@ -168,7 +174,8 @@ class SampleParts:
         if not isinstance(x, Rows):
             return [x]
         rows = self._rows(what, x, self._axis.dim)
-        first = rows[(slice(None),) * x.dim + (slice(0, 1),)]
+        one = [slice(0, 1)] * len(x.cuts)
+        first = rows[(*[slice(None)] * x.dim, *one)]
         whole = numpy.broadcast_to(first, x.shape)
         return [whole] if rows.dtype.kind == "f" else [whole, rows]
 
@@ -183,18 +190,21 @@ class SampleParts:
             raise ShapeError(
                 f"y is {y!r}, but this model joins the parts of samples; wanted y of whole samples"
             )
-        shape, dim = prediction_shape, self._behind.dim
-        if shape is not None and len(shape) > dim and shape[dim] == y.length:
-            shape = with_length(shape, dim, y.array.shape[y.dim])
+        shape = prediction_shape
+        for axis, own in zip(self._behind.axes, y.cuts):
+            dim, length = axis.dim, own.length
+            if shape is not None and len(shape) > dim and shape[dim] == length:
+                shape = with_length(shape, dim, own.stop - own.start)
         return y.array, shape
 
     def part(self, loss: Any) -> SamplePart:
         """Return which part of each sample this rank needs; loss: a Loss, or None."""
-        dim, num_ranks = self._behind.dim, self._ranks.world_size
+        dim = self._behind.dim
         of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
         y_dim = None if self._is_joined else of_targets
-        slabs = self._axis.group.world_size // num_ranks
-        return SamplePart(self._ranks.rank, num_ranks, self._axis.dim, y_dim, slabs)
+        slabs = self._axis.everyone.world_size // self._ranks.world_size
+        first, *beside = [(line.rank, line.world_size) for line in self._lines]
+        return SamplePart(*first, self._axis.dim, y_dim, slabs, tuple(beside))
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -232,9 +242,21 @@ class SampleParts:
         """
         if in_parts:
             dim = self._dim_of_targets(loss)
-            _check_factors(loss, y, dim)
+            self._check_factors(loss, y, dim)
             return prediction, self._rows("y", y, dim)
         return self.joined(prediction), self.whole_of(y)
+
+    def _check_factors(self, loss: Loss, y, dim: int) -> None:
+        """Raise ShardingError if a factor of the loss differs along a dim of y that is cut."""
+        factors = getattr(loss, "pos_weight", None)
+        before = 0 if factors is None else y.ndim - factors.ndim
+        for at, _ in enumerate(self._behind.axes, dim):
+            if factors is not None and at >= before and factors.shape[at - before] > 1:
+                raise ShardingError(
+                    f"{type(loss).__name__} with pos_weight of shape {factors.shape}, which "
+                    f"differs along dim {at} of y {y.shape}, whose parts domain ranks have; wanted "
+                    "one that is 1 long there, or domain 1"
+                )
 
     def refuse_texts(self) -> None:
         """Raise ShardingError: a text that grows has no parts."""
@@ -265,13 +287,21 @@ class SampleParts:
     def _joined_slab(self, leaf):
         if not isinstance(leaf, Rows):
             return leaf
-        group, dim = self._axis.group, leaf.dim
-        return self._of_slabs(leaf.array, dim, lambda part: gathered(part, group, dim, leaf.length))
+        groups = [axis.group for axis in self._axis.axes]
+
+        def whole(part):
+            for group, own in zip(groups, leaf.cuts):
+                part = gathered(part, group, own.dim, own.length)
+            return part
+
+        return self._of_slabs(leaf.array, leaf.dim, whole)
 
     def _slab(self, array):
         axis = self._behind
-        length = self._of_slabs(array, axis.dim, lambda part: axis.length(part, "the prediction"))
-        return Rows(array, axis.dim, axis.held_span(length)[0], length)
+        what = "the prediction"
+        lengths = self._of_slabs(array, axis.dim, lambda part: axis.lengths(part, what))
+        shape = (*array.shape[: axis.dim], *lengths)
+        return Rows.at(array, axis.dim, axis.inside(shape), shape)
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""
@@ -279,9 +309,10 @@ class SampleParts:
         is_tensor = isinstance(array, Tensor)
 
         def whole(part):
-            length = axis.length(part, "the prediction")
             gather = all_gather if is_tensor else gathered
-            return gather(part, axis.group, axis.dim, length)
+            for each, length in zip(axis.axes, axis.lengths(part, "the prediction")):
+                part = gather(part, each.group, each.dim, length)
+            return part
 
         if is_tensor and self._slabs is not None:
             return through_slabs(self._slabs, whole, array, axis.dim, None)
@@ -312,10 +343,10 @@ class OfWhole(Loss):
 class CountedInParts(Loss):
     """A loss of parts of predictions, whose whole must be as long as that of the targets."""
 
-    def __init__(self, loss: Loss, axis: DomainAxis, length: int):
+    def __init__(self, loss: Loss, axis: DomainAxis, lengths: Shape):
         self._loss = loss
         self._axis = axis
-        self._length = length
+        self._lengths = lengths
 
     def total(self, prediction: Any, y: Any):
         """Return the sum over the own parts. Collective over the axis.
@@ -323,13 +354,13 @@ class CountedInParts(Loss):
         Errors, on all its ranks: ShapeError unless predictions and targets have as many rows.
         """
         first = leaves(prediction)[0]
-        dim = self._axis.dim
-        found = self._axis.length(first, "the loss")
-        if found != self._length:
-            raise ShapeError(
-                f"a loss of predictions with {found} rows along dim {dim} and targets with "
-                f"{self._length}, whose parts domain ranks have; wanted as many in both"
-            )
+        found = self._axis.lengths(first, "the loss")
+        for axis, length, wanted in zip(self._axis.axes, found, self._lengths):
+            if length != wanted:
+                raise ShapeError(
+                    f"a loss of predictions with {length} rows along dim {axis.dim} and targets "
+                    f"with {wanted}, whose parts domain ranks have; wanted as many in both"
+                )
         return self._loss.total(prediction, y)
 
     def count(self, y: Any) -> float:
@@ -359,20 +390,6 @@ class CountedInSlabs(Loss):
 
     def count(self, y: Any) -> float:
         return self._loss.count(y)
-
-
-def _check_factors(loss: Loss, y, dim: int) -> None:
-    """Raise ShardingError if a factor of the loss differs along the dim of y that is cut."""
-    factors = getattr(loss, "pos_weight", None)
-    if factors is None:
-        return
-    before = y.ndim - factors.ndim
-    if dim >= before and factors.shape[dim - before] > 1:
-        raise ShardingError(
-            f"{type(loss).__name__} with pos_weight of shape {factors.shape}, which differs along "
-            f"dim {dim} of y {y.shape}, whose parts domain ranks have; wanted one that is 1 long "
-            "there, or domain 1"
-        )
 
 
 class CountedOnce(Loss):

@@ -9,6 +9,13 @@ from ...settings import setting
 class DomainSettings:
     """How ranks share a sample."""
 
+    domain_grid: tuple[int, ...] | None = setting(
+        None,
+        "domain ranks along each of the first dims of a grid, such as [2,2]; none: all along one",
+        "ranks",
+        minimum=1,
+        at_resume="trained bits are others",
+    )
     domain_slabs: int | None = setting(
         None,
         "samples are computed in so many slabs, a power of two: the same bits on every number of "

@@ -7,8 +7,10 @@ Each rank computes the outputs of its own part of the result, so strides need no
 a window may be wider than the part of a neighbor.
 """
 
+from collections.abc import Callable
 from functools import lru_cache, singledispatch
 from math import prod
+from typing import NamedTuple
 
 from ...annotations import Shape
 from ...array.lines import Windows
@@ -29,43 +31,81 @@ from .interior import convolve_with_halo, takes_halo
 from .rows import halo_of, let_go, rows_of
 
 
+class _DimRead(NamedTuple):
+    """What ranks read of one dim that is cut."""
+
+    axis: DomainAxis
+    length: int
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """What this rank reads."""
+        return self.spans[self.axis.group.rank]
+
+    def read(self, x, beyond: str = "zeros"):
+        """Return the rows of x that this rank reads. Collective over the ranks of the dim."""
+        return rows_of(x, self.axis.group, self.axis.dim, self.length, self.spans, beyond)
+
+
+def _read(lines, x, beyond: str = "zeros") -> list:
+    """Return x as it is read along one dim after the other, from the last one on: corners of a box
+    come with those of the dim before. Collective.
+    """
+    read = [x]
+    for line in lines[::-1]:
+        read.append(line.read(read[-1], beyond))
+    return read
+
+
 class CutConvolution(CutLayer):
-    """A convolution of any padding; x [N, C, part, *grid] -> [N, O, part, *grid] local."""
+    """A convolution of any padding; x [N, C, part, *grid] -> [N, O, part, *grid] local.
+
+    The halo of the first dim travels while own rows are computed; those of others come before.
+    """
 
     _whole: ConvNd
 
     def forward(self, x):
+        layer = self._whole
+        lengths = self.axis.lengths(x, self.path_in_model)
+        lines = [self._line(number, length) for number, length in enumerate(lengths)]
+        x, zeros = _continued(layer, x, len(lines))
+        read = _read(lines[1:], x, layer.padding_mode)
+        y = self._by_halo(read[-1], lines[0], zeros)
+        if y is None:
+            read += _read(lines[:1], read[-1], layer.padding_mode)[1:]
+            y = _of_rows(layer, read[-1], zeros)
+        for each in read:
+            let_go(each)
+        return y
+
+    def _line(self, number, length) -> _DimRead:
+        """Return what ranks read along a dim of the grid."""
         layer, path = self._whole, self.path_in_model
-        axis = self.axis
-        before, after = (side[0] for side in layer.sides)
-        stride = layer.stride[0]
-        length = axis.length(x, path)
+        before, after = (side[number] for side in layer.sides)
+        stride = layer.stride[number]
         _check_continued(layer, length, max(before, after), path)
-        reach = layer.dilation[0] * (layer.kernel_size[0] - 1) + 1
+        reach = layer.dilation[number] * (layer.kernel_size[number] - 1) + 1
         count = max((length + before + after - reach) // stride + 1, 0)
+        axis = self.axis.axes[number]
         own = axis.spans_of_output(count, length, path)
         starts = [first * stride - before for first, _ in own]
         stops = [(stop - 1) * stride - before + reach for _, stop in own]
-        spans = tuple(zip(starts, stops))
-        x, zeros = _continued(layer, x)
-        if (y := self._by_halo(x, length, spans, zeros)) is not None:
-            return y
-        x = rows_of(x, axis.group, GRID_DIM, length, spans, layer.padding_mode)
-        y = _of_rows(layer, x, zeros)
-        let_go(x)
-        return y
+        return _DimRead(axis, length, tuple(zip(starts, stops)))
 
-    def _by_halo(self, x, length, spans, zeros):
+    def _by_halo(self, x, line, zeros):
         """Return the outputs of own rows and of a halo, which travels; None: it cannot be so.
 
-        spans   of the rows that ranks read; zeros: before and after the other dims
+        x       as it is read along all dims but the first
+        zeros   before and after the other dims
         """
         layer, axis = self._whole, self.axis
-        halo = halo_of(axis.group, GRID_DIM, length, spans, layer.padding_mode)
+        halo = halo_of(axis.group, GRID_DIM, line.length, line.spans, layer.padding_mode)
         if halo is None:
             return None
-        start, stop = spans[axis.group.rank]
-        before = axis.own_span(length)[0] - start
+        start, stop = line.own
+        before = axis.own_span(line.length)[0] - start
         after = stop - start - before - x.shape[GRID_DIM]
         befores, afters = zeros
         sides = (before, *befores), (after, *afters)
@@ -85,11 +125,12 @@ def _of_rows(layer: ConvNd, x, zeros):
     return type(layer).operation(x, layer.weight, layer.bias, *form)
 
 
-def _continued(layer: ConvNd, x):
-    """Return x continued along the other dims of its grid, or how many zeros are to stand there,
-    before and after.
+def _continued(layer: ConvNd, x, num_cut: int):
+    """Return x continued along the dims of its grid that are not cut, or how many zeros are to
+    stand there, before and after; along all dims but the first.
     """
-    befores, afters = [side[1:] for side in layer.sides]
+    of_cut = (0,) * (num_cut - 1)
+    befores, afters = [(*of_cut, *side[num_cut:]) for side in layer.sides]
     if layer.padding_mode == "zeros":
         return x, (befores, afters)
     nothing = (0,) * len(befores)
@@ -112,10 +153,21 @@ def _check_continued(layer, length, most, path):
         )
 
 
+class _Under(NamedTuple):
+    """What a transposed convolution reads along a dim, and what it keeps of what it computes.
+
+    more   zeros behind what is computed
+    """
+
+    line: _DimRead
+    more: int
+    kept: slice
+
+
 class CutTransposedConvolution(CutLayer):
     """A transposed convolution; x [N, C, part, *grid] -> [N, O, part, *grid] local.
 
-    An output row o reads the rows i with o = i stride - padding + dilation tap. Rows that are
+    Output p is made of rows r and taps k with r stride - padding + k dilation = p. Outputs that are
     computed beyond the own ones are left out.
     """
 
@@ -127,31 +179,36 @@ class CutTransposedConvolution(CutLayer):
                 f"{self.path_in_model} with output_size, whose samples are cut; wanted "
                 "output_padding of the layer"
             )
+        layer = self._whole
+        lengths = self.axis.lengths(x, self.path_in_model)
+        cuts = [self._under(number, length) for number, length in enumerate(lengths)]
+        read = _read([each.line for each in cuts], x)
+        num_cut = len(cuts)
+        padding = (0,) * num_cut + layer.padding[num_cut:]
+        more = (*[each.more for each in cuts], *layer.output_padding[num_cut:])
+        parameters = layer.weight, layer.bias
+        form = layer.stride, padding, more, layer.groups, layer.dilation
+        y = type(layer).operation(read[-1], *parameters, *form)
+        for each in read:
+            let_go(each)
+        return y[(slice(None), slice(None), *[each.kept for each in cuts])]
+
+    def _under(self, number, length) -> _Under:
         layer, path = self._whole, self.path_in_model
-        axis = self.axis
-        length = axis.length(x, path)
-        stride, padding, far = _steps(layer)
+        stride, padding = layer.stride[number], layer.padding[number]
+        far = layer.dilation[number] * (layer.kernel_size[number] - 1)  # from first to last tap
         count = (length - 1) * stride - 2 * padding + far + 1
-        count = max(count + layer.output_padding[0], 0)
+        count = max(count + layer.output_padding[number], 0)
+        axis = self.axis.axes[number]
         own = axis.spans_of_output(count, length, path)
         spans = tuple([_rows_under(span, length, stride, padding, far) for span in own])
-        x = rows_of(x, axis.group, GRID_DIM, length, spans)
+        line = _DimRead(axis, length, spans)
         first, stop = own[axis.group.rank]
-        begin, end = spans[axis.group.rank]
+        begin, end = line.own
         computed = (end - 1) * stride - padding + far + 1  # rows up to here
-        more = (max(stop - computed, 0), *layer.output_padding[1:])
-        form = (layer.stride, (0, *layer.padding[1:]), more)
-        parameters = layer.weight, layer.bias
-        y = type(layer).operation(x, *parameters, *form, layer.groups, layer.dilation)
-        let_go(x)
         start = first - (begin * stride - padding)
-        return y[:, :, start : start + stop - first]
-
-
-def _steps(layer: ConvTransposeNd) -> tuple[int, int, int]:
-    """Return stride, padding, and how far the last tap is from the first, along the first dim."""
-    far = layer.dilation[0] * (layer.kernel_size[0] - 1)
-    return layer.stride[0], layer.padding[0], far
+        kept = slice(start, start + stop - first)
+        return _Under(line, max(stop - computed, 0), kept)
 
 
 def _rows_under(span, length, stride, padding, far):
@@ -170,21 +227,17 @@ class CutMaximum(CutLayer):
     """A pool of maxima; x [N, C, part, *grid] -> [N, C, part, *grid] local."""
 
     def forward(self, x):
-        length = self.axis.length(x, self.path_in_model)
-        sizes = (length, *x.shape[GRID_DIM + 1 :])
-        line, *others = windows_of(self._whole, sizes)
-        x, line = _rows_read(self, x, line)
-        return window_maxima(x, (line, *others))
+        lines = _lines_of(self, x)
+        for number, axis in [*enumerate(self.axis.axes)][::-1]:
+            x, lines[number] = _rows_read(self, axis, x, lines[number])
+        return window_maxima(x, tuple(lines))
 
 
 class CutSum(CutLayer):
     """A pool of means, or an interpolation; x [N, C, part, *grid] -> [N, C, part, *grid] local."""
 
     def forward(self, x):
-        length = self.axis.length(x, self.path_in_model)
-        x, line = _sums_of_others(self._whole, x, length)
-        x, line = _rows_read(self, x, line)
-        x = window_sums(x, GRID_DIM, line)
+        x = _sums(self, x, _rows_read)
         divisor = getattr(self._whole, "divisor_override", None)
         return x if divisor is None else multiply(x, 1 / divisor)
 
@@ -195,10 +248,10 @@ class JoinedGridMean(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self.axis.length(x, self.path_in_model)
-        others = x.shape[GRID_DIM + 1 :]
-        total = all_reduce(x.sum(tuple(range(2, x.ndim))), self.axis.group)
-        return total / (length * prod(others))
+        lengths = self.axis.lengths(x, self.path_in_model)
+        others = x.shape[GRID_DIM + len(lengths) :]
+        total = all_reduce(x.sum(tuple(range(2, x.ndim))), self.axis.everyone)
+        return total / prod((*lengths, *others))
 
 
 class JoinedMeans(CutLayer):
@@ -207,18 +260,16 @@ class JoinedMeans(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        length = self.axis.length(x, self.path_in_model)
-        x, line = _sums_of_others(self._whole, x, length)
-        first, stop = self.axis.own_span(length)
-        return all_reduce(_part_of_sums(x, line, first, stop), self.axis.group)
+        return all_reduce(_sums(self, x, _own_terms), self.axis.everyone)
 
 
-def _part_of_sums(x, line, first, stop):
-    """Return what rows [first, stop), which x is, add to the sums of each window of a line."""
+def _own_terms(layer: CutLayer, axis: DomainAxis, x, line: Windows):
+    """Return x, and windows that read of it what own rows add to those of a line."""
+    first, stop = axis.own_span(line.size)
     is_here = (line.index >= first) & (line.index < stop)
     size = stop - first
     index = (line.index - first).clip(0, size - 1)
-    return window_sums(x, GRID_DIM, Windows(size, index, line.weight * is_here))
+    return x, Windows(size, index, line.weight * is_here)
 
 
 class JoinedMaxima(CutLayer):
@@ -230,22 +281,31 @@ class JoinedMaxima(CutLayer):
     leaves_parts = False
 
     def forward(self, x):
-        axis = self.axis
-        axis.length(x, self.path_in_model)
-        own = window_maxima(x, windows_of(self._whole, x.shape[GRID_DIM:]))  # [N, C, 1, *others]
-        return self._whole.forward(all_gather(own, axis.group, GRID_DIM))
+        self.axis.lengths(x, self.path_in_model)
+        x = window_maxima(x, windows_of(self._whole, x.shape[GRID_DIM:]))  # [N, C, 1, *others]
+        for axis in self.axis.axes:
+            x = all_gather(x, axis.group, axis.dim)
+        return self._whole.forward(x)
 
 
-def _sums_of_others(layer: Module, x, length: int):
-    """Return x summed in windows along all dims of the grid but the first, of this length, and the
-    windows of that one.
+def _lines_of(layer: CutLayer, x) -> list[Windows]:
+    """Return the windows of each dim of the whole grid. Collective over everyone."""
+    lengths = layer.axis.lengths(x, layer.path_in_model)
+    others = x.shape[GRID_DIM + len(lengths) :]
+    return [*windows_of(layer._whole, (*lengths, *others))]
+
+
+def _sums(layer: CutLayer, x, read: Callable):
+    """Return x summed in windows along all dims of the grid, from the last one on. Collective.
+
+    read   (layer, axis, x, line) -> x and the windows of it, along a dim that is cut
     """
-    sizes = (length, *x.shape[GRID_DIM + 1 :])
-    line, *others = windows_of(layer, sizes)
-    last = GRID_DIM + len(others)
-    for number, other in enumerate(others[::-1]):
-        x = window_sums(x, last - number, other)
-    return x, line
+    axes = layer.axis.axes
+    for number, line in [*enumerate(_lines_of(layer, x))][::-1]:
+        if number < len(axes):
+            x, line = read(layer, axes[number], x, line)
+        x = window_sums(x, GRID_DIM + number, line)
+    return x
 
 
 @singledispatch
@@ -280,12 +340,11 @@ def _(layer: Upsample, sizes: Shape) -> tuple[Windows, ...]:
     return interpolation_windows(sizes, *form, layer.recompute_scale_factor)
 
 
-def _rows_read(layer: CutLayer, x, line: Windows):
+def _rows_read(layer: CutLayer, axis: DomainAxis, x, line: Windows):
     """Return the rows that the own windows of a line read, and these windows of them."""
-    axis: DomainAxis = layer.axis
     own = axis.spans_of_output(line.index.shape[1], line.size, layer.path_in_model)
     spans = _spans_read(line, own)
-    x = rows_of(x, axis.group, GRID_DIM, line.size, spans)
+    x = rows_of(x, axis.group, axis.dim, line.size, spans)
     return x, _own_windows(line, own[axis.group.rank])
 
 

@@ -9,9 +9,11 @@ Which policy, which schedule, how many ranks is decided here, once.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 from ...arguments import require
 from ...array.device import Device
+from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
@@ -190,13 +192,17 @@ class Assembly:
 
 
 def _check_alike(model, config, mesh, policy) -> None:
-    """Raise on all ranks if the model cannot be trained, or ranks were given different ones."""
+    """Raise on all ranks if the model cannot be trained, or ranks were given different ones, or
+    domain ranks are not the grid that is wanted.
+    """
     advice = "build the same model, with the same configuration, on all ranks"
     with alike(mesh.world, advice) as facts:
         if config.frozen:
             freeze(model, config.frozen)
         check_trained(model)  # before anything is cut
+        _check_grid(config, mesh)
         facts |= facts_of(model, config, policy)
+    _lines_of(config, mesh)  # groups are made here: what follows does not communicate
 
 
 def _drawn(model, config, mesh, policy) -> Blueprint:
@@ -304,7 +310,7 @@ def _units(plan: Blueprint, mesh, pools, movement) -> Units:
 def _cut_samples(model, config, mesh) -> SampleParts | None:
     """Make layers of the model work on this domain rank's part of each sample, if it has one."""
     domain = mesh.group("domain")
-    slabs = config.domain_slabs
+    slabs, lines = config.domain_slabs, _lines_of(config, mesh)
     if domain.world_size == 1 and slabs is None:
         return None
     owned, wanted = owners_in(model, config.loss), "1: several objectives read whole predictions"
@@ -317,8 +323,28 @@ def _cut_samples(model, config, mesh) -> SampleParts | None:
         )
     if slabs is not None:
         _check_slabs(config, mesh, slabs)
-    follows = mesh.size("pipeline") == 1
-    return SampleParts(model, domain, config.loss or model.loss, follows=follows, num_slabs=slabs)
+    how = {"follows": mesh.size("pipeline") == 1, "num_slabs": slabs, "lines": lines}
+    return SampleParts(model, domain, config.loss or model.loss, **how)
+
+
+def _check_grid(config, mesh) -> None:
+    """Raise ConfigurationError unless the domain ranks of the mesh make the grid that is wanted."""
+    grid, ranks = config.domain_grid, mesh.size("domain")
+    if grid is not None and prod(grid) != ranks:
+        by = " x ".join(map(str, grid))
+        raise ConfigurationError(
+            f"domain_grid = {tuple(grid)} is {by} = {prod(grid)} ranks, but {ranks} share each "
+            f"sample; wanted domain = {prod(grid)}, or a grid of {ranks}"
+        )
+
+
+def _lines_of(config, mesh) -> tuple[CommunicationBackend, ...]:
+    """Return the ranks along each dim of a grid of domain ranks; () where they cut one dim.
+
+    Collective over the mesh the first time for a grid.
+    """
+    grid = tuple(config.domain_grid or ())
+    return mesh.grid("domain", grid) if len(grid) > 1 else ()
 
 
 def _check_slabs(config, mesh, slabs: int) -> None:
@@ -330,6 +356,7 @@ def _check_slabs(config, mesh, slabs: int) -> None:
             "power of two, and a number of ranks that divides it"
         )
     others = {"tensor ranks": mesh.size("tensor") > 1, "compute_dtype": config.compute_dtype}
+    others |= {"domain_grid": config.domain_grid}
     if any(others.values()):
         what = next(name for name, is_set in others.items() if is_set)
         raise ConfigurationError(

@@ -376,7 +376,8 @@ def check_peers(mesh: Mesh, *trees) -> None:
     Collective over the mesh; by checksums.
     """
     arrays = [array for tree in trees for array in arrays_in(tree)]
-    starts = tuple([each.start for each in arrays if isinstance(each, Rows)])
+    slabs = [each for each in arrays if isinstance(each, Rows)]
+    starts = tuple([cut.start for each in slabs for cut in each.cuts])
     part, _ = mesh.sample_part
     everyones = mesh.world.all_gather_object(((part, starts), list(map(_sum_of, arrays))))
     first: dict[tuple, int] = {}  # part of the samples, and of each sample -> its first rank
