@@ -186,10 +186,11 @@ def attention_backward(n, s, attention=attention):
     return n(q.shape), q, k, v, *reference.causal_attention(q, k, v, *rest), *rest
 
 
-def kept_attention(n, s):
+def kept_attention(n, s, window=None):
     """Queries, heads, key heads, capacity, head dim; three texts."""
     kept = n((3, s[2], s[3], s[4])), n((3, s[2], s[3], s[4]))
-    return n((s[0], s[1], s[4])), *kept, targets(s[0], 3), 1 + targets(s[0], s[3]), s[3], 0.4
+    counts = 1 + targets(s[0], s[3])
+    return n((s[0], s[1], s[4])), *kept, targets(s[0], 3), counts, s[3], 0.4, window
 
 
 def sums_of_blocks(n, s):
@@ -254,7 +255,10 @@ TABLE = {
         for d in (1, -1)
     ],
     "arctan_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
-    "attend_to_kept": [Line(KEPT, kept_attention)],
+    "attend_to_kept": [
+        Line(KEPT, kept_attention),
+        *[Line(KEPT[1:], partial(kept_attention, window=window)) for window in (1, 4)],
+    ],
     "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))

@@ -31,6 +31,8 @@ def gpt_of(shape: ModelShape, **changes):
         tied=shape.tied,
         dropout=shape.dropout,
         hidden=shape.hidden,
+        window=shape.window,
+        full_layers=shape.full_layers,
         **changes,
     )
 

@@ -88,6 +88,16 @@ class Model:
     lora_layers: tuple[str, ...] = fixed(
         _KEPT, LORA_LAYERS, "patterns of the names of linear layers that get updates"
     )
+    window: int | None = fixed(
+        _KEPT,
+        None,
+        "a token sees itself and the window - 1 before it; none: all before it",
+        "tokens",
+        minimum=1,
+    )
+    full_layers: tuple[int, ...] = fixed(
+        _KEPT, (), "layers that see everything in spite of a window, numbered from 0", minimum=0
+    )
     start: str | None = fixed(
         "it began with other weights",
         None,

@@ -117,10 +117,11 @@ class TextPass:
         lasts = self._lasts
         return x[:, lasts if isinstance(lasts, slice) else fresh.placed(lasts, xp_of(x.array))]
 
-    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
 
         q [1, heads, P, D]; k, v [1, kv_heads, P, D]; returns [1, heads, P, D]
+        window   of the layer, or None
         No gradient flows through what is kept.
         """
         arrays = q.array, k.array, v.array
@@ -132,12 +133,13 @@ class TextPass:
         parts = []
         for one in self._long:
             own_q, own_k, own_v = [Tensor(array[:, :, one]) for array in arrays]
-            parts.append(causal_attention(own_q, own_k, own_v).array)
+            parts.append(causal_attention(own_q, own_k, own_v, window=window).array)
         short = self._short
         if short.start < short.stop:
             queries = arrays[0][0, :, short].swapaxes(0, 1)  # [P, heads, D]
             seen = texts[short], positions[short] + 1, self.stop
-            y = kernels.attend_to_kept(queries, *kept, *seen, q.shape[3] ** -0.5)
+            form = q.shape[3] ** -0.5, window
+            y = kernels.attend_to_kept(queries, *kept, *seen, *form)
             parts.append(y.swapaxes(0, 1)[None])  # [1, heads, P, D]
         return Tensor(parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=2))
 
@@ -176,10 +178,10 @@ class WholeTexts:
         """Return the token numbers of what the model was given."""
         return Tensor(unmarked(ids.array))
 
-    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Return the attention [batch, heads, S, D] of each text to itself."""
         outside_of_graphs("which texts stand in a row differs from batch to batch")
-        return attention_from(q, k, v, self.firsts)
+        return attention_from(q, k, v, self.firsts, window)
 
     def asked(self, x: Tensor) -> Tensor:
         """Return the rows of x [batch, S, width] whose logits are asked for: all."""

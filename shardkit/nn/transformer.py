@@ -33,7 +33,7 @@ from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes, is_a
 from .module import Module
 from .on_parts import partwise
 from .ops.activation import gelu, swiglu
-from .ops.attention import attention_to_all, causal_attention
+from .ops.attention import attention_to_all, causal_attention, require_window
 from .ops.joint import joint_linear
 from .ops.rotary import rotary
 from .ops.shape import permute, reshape
@@ -96,6 +96,9 @@ class SelfAttention(Module):
         Of these rates, see check_scaling.
     is_causal
         A position sees itself and those before it; False: all.
+    window
+        Of these, positions less than so far away: position i sees i - window < j <= i, or |i - j|
+        < window if not causal (arXiv 2004.05150); None: however far.
     dropout
         Probability, on the output.
     init
@@ -125,6 +128,7 @@ class SelfAttention(Module):
         rotary_base: float = ROTARY_BASE,
         rotary_scaling: tuple[float, ...] | None = None,
         is_causal: bool = True,
+        window: int | None = None,
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
@@ -134,8 +138,10 @@ class SelfAttention(Module):
         check_heads(width, heads, kv_heads, head_dim, is_rotary=rotary)
         check_scaling(rotary_scaling, is_rotary=rotary)
         check_qk_norm(qk_norm)
+        require_window("attention", window)
         self.head_dim = width // heads if head_dim is None else head_dim
         self._attend = causal_attention if is_causal else attention_to_all
+        self._window = window
         self.rotary = (rotary_base, rotary_scaling) if rotary else None
         q_width = heads * self.head_dim
         kv_width = kv_heads * self.head_dim
@@ -168,8 +174,8 @@ class SelfAttention(Module):
         x
             [batch, S, width].
         attend
-            Function (q, k, v, causal=...) -> [batch, heads, S, head_dim] of queries of that shape;
-            None: attention to the keys that are there.
+            Function (q, k, v, causal=..., window=...) -> [batch, heads, S, head_dim] of queries of
+            that shape; None: attention to the keys that are there.
         positions
             Of the tokens, as of ops.rotary.
         """
@@ -180,11 +186,12 @@ class SelfAttention(Module):
             base, scaling = self.rotary
             q, k = [turn(each, base=base, scaling=scaling) for each in (q, k)]
         if attend is not None:
-            y = attend(q, k, v, causal=self._attend is causal_attention)
+            is_causal = self._attend is causal_attention
+            y = attend(q, k, v, causal=is_causal, window=self._window)
         elif texts is None:
-            y = self._attend(q, k, v)  # [batch, heads, S, head_dim]
+            y = self._attend(q, k, v, window=self._window)  # [batch, heads, S, head_dim]
         else:
-            y = texts.attend(self, q, k, v)
+            y = texts.attend(self, q, k, v, self._window)
         return self.dropout(self.output(_side_by_side(y)))
 
 

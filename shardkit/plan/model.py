@@ -16,6 +16,7 @@ from math import ceil, prod
 from ..nn.models.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
 from .shape import Shape, division, hashed_once
+from .windows import keys_around, reaches
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ModelShape(Shape):
 
     hidden       units of a feed-forward; None: the default of nn.GPT
     kv_heads     None: as many as heads
+    window       of attention, but in full_layers; None: there is none. A layer counts as the mean
+                 of those with a window and those without
     """
 
     layers: int
@@ -64,6 +67,8 @@ class ModelShape(Shape):
     style: str = "gpt2"
     tied: bool = False
     dropout: float = 0.0
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
 
     words = "sequences", "tokens"
 
@@ -83,6 +88,8 @@ class ModelShape(Shape):
             self.hidden,
             None,
             10000.0,
+            window=self.window,
+            full_layers=self.full_layers,
         )  # refuses what nn.GPT refuses
 
     @property
@@ -191,15 +198,24 @@ class ModelShape(Shape):
         """Operations of forward and backward, as nn.GPT counts them (arXiv 2204.02311, app. B)."""
         positions = sum(weight.size for weight in self._embedding()[1:])
         tables = positions + (0 if self.tied else self.vocabulary * self.width)
-        attention = 12 * self.layers * self.width * self.sequence_length
+        attention = 12 * self.width * sum(reaches(self))
         return 6 * (self.parameter_count - tables) + attention
 
-    def goes_by_heads(self, tensor: int, domain: int) -> bool:
-        """Return whether domain ranks exchange heads of attention; else keys go round."""
-        return max(self.num_kv_heads // tensor, 1) % domain == 0
+    def goes_by_heads(self, tensor: int, domain: int, reach: int | None = None) -> bool:
+        """Return whether domain ranks exchange heads of attention; else keys go round.
+
+        reach   tokens that a layer sees; None: all
+        """
+        if max(self.num_kv_heads // tensor, 1) % domain:
+            return False
+        if reach is None or reach >= self.sequence_length:
+            return True
+        around = 2 * self.kv_width * sum(keys_around(self.sequence_length, domain, reach))
+        of_heads = 4 * (self.width + self.kv_width) * self.sequence_length
+        return around * domain**2 >= of_heads * (domain - 1)
 
     def ring_elements(self, tensor, domain):
-        if self.goes_by_heads(tensor, domain):
+        if all(self.goes_by_heads(tensor, domain, reach) for reach in set(reaches(self))):
             return 0.0
         return -(-self.sequence_length // domain) * 2 * self.kv_width / tensor
 

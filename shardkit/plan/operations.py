@@ -20,6 +20,7 @@ from .model import ModelShape
 from .overlap import exposed_seconds
 from .shape import Shape, hashed_once
 from .software import Software
+from .windows import keys_around, mean_of_layers, seen_part
 
 
 @dataclass(frozen=True)
@@ -239,9 +240,10 @@ def _attention(at: Setting) -> tuple[float, float]:
     dim = at.shape.head_dim
     heads = shape.heads / at.tensor * at.micro_batch / at.domain  # or a part of the queries of each
     if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
-        forward, backward = at.cluster.device.attention_seconds(
+        whole = at.cluster.device.attention_seconds(
             heads, length, dim, at.software.dtype, at.software.attention_kernel
         )
+        forward, backward = [each * seen_part(shape) for each in whole]
         moved = at.elements(2 * at.tokens * (shape.width + shape.kv_width) / at.tensor)
         return max(forward, moved), max(backward, 2 * moved)
     scores = heads * length * length
@@ -264,7 +266,12 @@ def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[f
     """
     if at.domain == 1:
         return 0.0, 0.0
-    of_sample = elements_around(at.shape, at.tensor, at.domain)
+    return mean_of_layers(at.shape, lambda reach: _from_parts(at, core, core_backward, reach))
+
+
+def _from_parts(at: Setting, core, core_backward, reach: int) -> tuple[float, float]:
+    """Return the seconds of a layer that sees so many tokens."""
+    of_sample = _elements_around(at.shape, at.tensor, at.domain, reach)
     ahead, back = [at.micro_batch * count for count in of_sample]
     group = RankGroup(at.domain, at.tensor)
 
@@ -274,7 +281,7 @@ def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[f
 
     lengths = collective_seconds(at.cluster, ALL_GATHER, 8 * at.domain, group)
     both = travel(ahead), travel(back)
-    if not at.shape.goes_by_heads(at.tensor, at.domain):
+    if not at.shape.goes_by_heads(at.tensor, at.domain, reach):
         contention, blocks = at.cluster.device.contention, at.domain - 1
         both = [
             exposed_seconds(beside, each, contention, each / blocks, at.software.overlap)
@@ -285,13 +292,26 @@ def _from_other_parts(at: Setting, core: float, core_backward: float) -> tuple[f
 
 def elements_around(shape: ModelShape, tensor: int, domain: int) -> tuple[float, float]:
     """Return the elements that the busiest domain rank sends of a sample in an attention: forward,
-    backward.
+    backward; the mean of all layers.
+    """
+    return mean_of_layers(shape, lambda reach: _elements_around(shape, tensor, domain, reach))
+
+
+def _elements_around(
+    shape: ModelShape, tensor: int, domain: int, reach: int
+) -> tuple[float, float]:
+    """Return the elements of a layer that sees so many tokens.
 
     By heads each rank sends all of its queries, keys, values and results but what is its own. In a
     ring a rank sends on the blocks of keys and values of all ranks before it, backward with their
-    gradients, and halves of its tokens before and after.
+    gradients, and halves of its tokens before and after. Under a window parts stay as they are, and
+    blocks go no further than it reaches.
     """
-    if not shape.goes_by_heads(tensor, domain):
+    if not shape.goes_by_heads(tensor, domain, reach):
+        if reach < shape.sequence_length:
+            elements = 2 * shape.kv_width / tensor
+            ahead, back = keys_around(shape.sequence_length, domain, reach)
+            return ahead * elements, back * elements
         return max([_around_ring(shape, tensor, domain, rank) for rank in range(domain)], key=sum)
     own = -(-shape.sequence_length // domain)
     mine = own * (domain - 1) / domain / tensor  # tokens, times the part of heads that others have
@@ -309,12 +329,14 @@ def _around_ring(shape: ModelShape, tensor: int, domain: int, rank: int) -> tupl
     spans = [even_span(shape.sequence_length, domain, each) for each in range(domain)]
     lengths = [stop - start for start, stop in spans]
     pairs = [(mine + 1) // 2 + other // 2 for mine, other in zip(lengths, reversed(lengths))]
-    blocks = shape.sequence_length - pairs[(rank + 1) % domain]
+    travelling = [(lengths[0] + 1) // 2, *pairs[1:]]  # no other rank sees the last tokens
+    all_around = sum(travelling)
+    blocks = all_around - travelling[(rank + 1) % domain]
     is_middle = 2 * rank == domain - 1
     given, taken = [0 if is_middle else lengths[each] // 2 for each in (rank, -1 - rank)]
     inputs, keys = shape.width + 2 * shape.kv_width, 2 * shape.kv_width
     ahead = given * inputs + taken * shape.width + blocks * keys
-    back = given * shape.width + taken * inputs + (blocks + shape.sequence_length) * keys
+    back = given * shape.width + taken * inputs + (blocks + all_around) * keys
     return ahead / tensor, back / tensor
 
 

@@ -99,6 +99,8 @@ def _text(settings: RunConfiguration) -> PlannedRun:
         model.style,
         model.tied,
         model.dropout,
+        model.window,
+        model.full_layers,
     )
     has_data = shape.vocabulary == BYTES_VOCABULARY or settings.data.path
     return PlannedRun(shape, settings, "" if has_data else "files of its tokens")

@@ -25,6 +25,7 @@ NAMES = {
     "stages": "blocks_per_stage stage_units",
     "timeline": "PipelineRun StageSeconds",
     "whole_run": "Interruptions interruptions_of",
+    "windows": "seen_part",
 }
 MODULES = {
     "collectives_measured": "measure_collectives",

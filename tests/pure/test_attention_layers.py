@@ -159,6 +159,61 @@ def test_causal_attention_is_attention_with_a_triangle(need_weights):
     compare(*layers, [draw((N, S, E), "float64", 0)], call, "float64")
 
 
+def far(length, is_causal, window):
+    """What a window hides, True where query i does not see key j."""
+    offset = numpy.arange(length)[:, None] - numpy.arange(length)
+    return (offset < 0) | (offset >= window) if is_causal else abs(offset) >= window
+
+
+@pytest.mark.parametrize("form", [{}, {"need_weights": False}, {"key_padding_mask": True}], ids=str)
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_a_window_is_pytorchs_mask(window, is_causal, form):
+    layers = twins(
+        nn.MultiheadAttention(E, HEADS, batch_first=True, window=window, dtype="float64"),
+        torch.nn.MultiheadAttention(E, HEADS, batch_first=True),
+        "float64",
+    )
+    padding = numpy.zeros((N, S), bool)
+    padding[1, 3] = window > 1  # a query sees at least one key
+
+    def call(layer, inputs, change):
+        settings = {**form}
+        if "key_padding_mask" in form:
+            settings["key_padding_mask"] = change(padding)
+        if layer is layers[0]:
+            return layer(*inputs * 3, is_causal=is_causal, **settings)
+        return layer(*inputs * 3, attn_mask=change(far(S, is_causal, window)), **settings)
+
+    compare(*layers, [draw((N, S, E), "float64", 0)], call, "float64")
+
+
+def test_weights_are_dropped_within_a_window():
+    layer = nn.MultiheadAttention(E, HEADS, 0.5, batch_first=True, window=2).finish(0)
+    x = [Tensor(draw((N, S, E), "float32", 0))] * 3
+    form = {"is_causal": True, "average_attn_weights": False}
+    with nn.forward_context(nn.ForwardContext(training=True, seed=1, step=0, first_sample=0)):
+        y, weights = layer(*x, **form)
+        again, _ = layer(*x, need_weights=False, is_causal=True)
+    assert (weights.array[:, :, far(S, True, 2)] == 0).all()
+    kept = weights.array[:, :, ~far(S, True, 2)]
+    assert (kept == 0).any() and (kept > 0).any()
+    assert again.shape == y.shape and again.array.tobytes() != y.array.tobytes()  # another mask
+
+
+def test_the_layers_of_encoders_and_decoders_have_a_window_on_their_own_sequence():
+    x, memory = [draw((N, length, E), "float64", length) for length in (S, T)]
+    for kind, given in (("Encoder", (x,)), ("Decoder", (x, memory))):
+        make = getattr(nn, f"Transformer{kind}Layer")
+        form = {"dim_feedforward": 7, "dropout": 0.0, "batch_first": True, "dtype": "float64"}
+        layer, whole = make(E, HEADS, **form, window=2).finish(1), make(E, HEADS, **form).finish(1)
+        wanted = whole(*given, far(S, False, 2)) if kind == "Encoder" else None
+        if kind == "Decoder":
+            wanted = whole(*given, tgt_mask=far(S, False, 2))
+        numpy.testing.assert_allclose(layer(*given).array, wanted.array, rtol=0, atol=1e-12)
+        assert abs(layer(*given).array - whole(*given).array).max() > 1e-3
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 def test_a_query_that_sees_no_key_gets_the_bias_and_finite_gradients(need_weights):
     layer = nn.MultiheadAttention(E, HEADS, batch_first=True, dtype="float64").finish(0)
@@ -266,6 +321,9 @@ def test_wrong_arguments_are_refused():
         nn.MultiheadAttention(7, 3)
     with pytest.raises(ConfigurationError, match="activation 'tanh'; wanted one of relu, gelu"):
         nn.TransformerEncoderLayer(6, 3, activation="tanh")
+    for window in (0, True, 2.0, "2"):
+        with pytest.raises(ConfigurationError, match="window = .*wanted a number of tokens from 1"):
+            nn.MultiheadAttention(E, HEADS, window=window)
     layer = nn.MultiheadAttention(E, HEADS).finish(0)
     x = Tensor(numpy.ones((S, N, E), "float32"))
     for call, message in (

@@ -1,5 +1,7 @@
 """Attention against PyTorch's, with and without masks: values and gradients, float64 to 1e-10."""
 
+import time
+
 import numpy
 import pytest
 from torch_or_skip import torch
@@ -248,10 +250,115 @@ def test_a_window_is_a_mask_with_as_many_keys_for_each_query(queries, keys, wind
         numpy.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * max(1, abs(right).max()))
 
 
+def near(length, is_causal, window):
+    """What a window lets be seen, by its definition: True where query i sees key j."""
+    offset = numpy.arange(length)[:, None] - numpy.arange(length)
+    return (0 <= offset) & (offset < window) if is_causal else abs(offset) < window
+
+
+SQUARE = {
+    "none": None,
+    "holes": RNG.random((7, 7)) < 0.6,
+    "bias": RNG.standard_normal((6, 7, 7)),
+    "bias with holes": numpy.where(
+        RNG.random((7, 7)) < 0.5, RNG.standard_normal((7, 7)), -numpy.inf
+    ),
+}
+
+
+@pytest.mark.parametrize("window", [1, 3, 6, 7, 12])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("mask", SQUARE)
+def test_a_window_of_a_sequence_is_pytorchs_attention_with_a_mask(mask, is_causal, window):
+    rng = numpy.random.default_rng(window)
+    for value_width in (4, 5):
+        shapes = (2, 6, 7, 4), (2, 2, 7, 4), (2, 2, 7, value_width)
+        arrays = [rng.standard_normal(shape) for shape in shapes]
+        form = {"is_causal": is_causal, "window": window, "enable_gqa": True, "scale": 0.3}
+        given = {} if SQUARE[mask] is None else {"attn_mask": SQUARE[mask]}
+        output, sent, gradients = run(mask, arrays, {**form, **given})
+        sees = near(7, is_causal, window)
+        if mask != "none" and SQUARE[mask].dtype != bool:
+            sees = numpy.where(sees, SQUARE[mask], -numpy.inf)
+        elif mask != "none":
+            sees = sees & SQUARE[mask]
+        twins = [torch.tensor(array, requires_grad=True) for array in arrays]
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *twins, torch.tensor(sees), scale=0.3, enable_gqa=True
+        )
+        expected.backward(torch.tensor(sent))
+        weights = ops.attention_weights(*map(Tensor, arrays[:2]), **form, **given)
+        value = numpy.repeat(arrays[2], 3, axis=1)
+        numpy.testing.assert_allclose(weights.array @ value, output.array, rtol=0, atol=1e-12)
+        found = [output.array, *gradients]
+        for mine, other in zip(found, [expected.detach(), *[twin.grad for twin in twins]]):
+            numpy.testing.assert_allclose(mine, other.numpy(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [100, 801])
+def test_a_window_of_several_tiles_is_attention_with_a_mask(window, is_causal, dtype):
+    """Tolerance of the largest value: 2^-7 of bfloat16, 2^-17 of float32."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    draw = numpy.random.default_rng(0).standard_normal
+    arrays = [draw(shape).astype(dtype) for shape in [(1, 2, 1900, 8), *[(1, 1, 1900, 8)] * 2]]
+    form = {"is_causal": is_causal, "window": window, "enable_gqa": True}
+    output, sent, gradients = run("tiles", arrays, form)
+    wide = [array.astype("float64") for array in arrays]
+    mask = near(1900, is_causal, window)
+    tensors = [Tensor(array, requires_grad=True) for array in wide]
+    wanted = ops.scaled_dot_product_attention(*tensors, mask, enable_gqa=True)
+    wanted.backward(sent.astype("float64"))
+    bits = {"float64": 43, "float32": 17}.get(dtype, 7)
+    for found, right in zip([output.array, *gradients], [wanted.array, *[x.grad for x in tensors]]):
+        error = abs(found.astype("float64") - right).max()
+        assert error <= abs(right).max() * 2.0**-bits
+
+
+def test_a_window_that_hides_nothing_changes_no_bit():
+    draw = numpy.random.default_rng(0).standard_normal
+    arrays = [draw((1, 2, 70, 8)).astype("float32") for _ in range(3)]
+    for is_causal in (True, False):
+        form = {"is_causal": is_causal}
+        wanted, found = [run("all", arrays, {**form, "window": w}) for w in (None, 70)]
+        assert found[0].array.tobytes() == wanted[0].array.tobytes()
+        for mine, other in zip(found[2], wanted[2]):
+            assert mine.tobytes() == other.tobytes()
+
+
+def test_a_short_window_takes_a_part_of_the_time():
+    """An eighth of the scores and less: under half of the processor time, forward and backward."""
+    draw = numpy.random.default_rng(0).standard_normal
+    arrays = [draw((1, 1, 3072, 32)).astype("float32") for _ in range(3)]
+
+    def seconds(window):
+        start = time.process_time()
+        run("time", arrays, {"is_causal": True, "window": window})
+        return time.process_time() - start
+
+    seconds(64)
+    ratios = [seconds(64) / seconds(None) for _ in range(3)]
+    assert min(ratios) < 0.5, ratios
+
+
 @pytest.mark.parametrize("window", [0, -1, 2.5, "3", True])
 def test_a_window_that_is_no_number_of_keys_is_refused(window):
+    operands = t(1, 1, 2, 3), t(1, 1, 2, 3), t(1, 1, 2, 3)
     with pytest.raises(ShapeError, match="from 1 on"):
-        ops.causal_attention(t(1, 1, 2, 3), t(1, 1, 2, 3), t(1, 1, 2, 3), window=window)
+        ops.causal_attention(*operands, window=window)
+    for is_causal in (True, False):
+        for mask in (None, numpy.ones((2, 2), bool)):
+            form = {"attn_mask": mask, "is_causal": is_causal, "window": window}
+            with pytest.raises(ShapeError, match="from 1 on"):
+                ops.scaled_dot_product_attention(*operands, **form)
+
+
+@pytest.mark.parametrize("mask", [None, numpy.ones((2, 3), bool)], ids=["tiles", "mask"])
+def test_a_window_of_queries_and_keys_of_two_sequences_is_refused(mask):
+    with pytest.raises(ShapeError, match="2 queries to 3 keys with window 2; wanted as many"):
+        ops.scaled_dot_product_attention(t(1, 1, 2, 3), *[t(1, 1, 3, 3)] * 2, mask, window=2)
 
 
 def test_a_text_far_into_a_row_does_not_see_how_large_the_scores_before_it_are():

@@ -43,7 +43,7 @@ COMPLETED = {  # what is typed: what is offered
     "shardkit tr": {"train"},
     "shardkit ins": {"inspect"},
     "shardkit train --resume-": {"--resume-if-any"},
-    "shardkit train --model.wi": {"--model.width"},
+    "shardkit train --model.wi": {"--model.width", "--model.window"},
     "shardkit plan --optimizer.max_g": {"--optimizer.max_gradient_norm"},
     "shardkit train --task=uni": {""},
     "shardkit train --task un": {"unet"},

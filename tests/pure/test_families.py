@@ -24,6 +24,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 GPT2 = {"model_type": "gpt2", "vocab_size": 62, "n_embd": 24, "n_layer": 2, "n_head": 4}
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+KINDS = ["full_attention", "sliding_attention"]
+FIRST_IS_FULL = {"window": 8, "full_layers": (0,)}
+OF_ALL = {"window": 4096, "full_layers": ()}
 
 
 def read(sequence_length=None, **changes):
@@ -44,10 +48,15 @@ def read(sequence_length=None, **changes):
             {"rope_parameters": LLAMA3},
             {"rotary_scaling": (8.0, 1.0, 4.0, 8192.0), "rotary_base": 500000.0},
         ),
-        ({"model_type": "mistral", "sliding_window": 12}, {"norms": "before"}),
-        ({"model_type": "mistral", "sliding_window": None}, {"sequence_length": 12}),
-        ({"model_type": "mistral"}, {"sequence_length": 12}),
-        ({"model_type": "qwen2", "sliding_window": 4}, {"attention_bias": "qkv"}),
+        ({"model_type": "mistral", "sliding_window": 8}, {"window": 8, "full_layers": ()}),
+        ({"model_type": "mistral", "sliding_window": None}, {"window": None}),
+        ({"model_type": "mistral"}, {"window": 4096}),
+        ({"model_type": "qwen2", "sliding_window": 4}, {"attention_bias": "qkv", "window": None}),
+        ({"model_type": "qwen2", **SLIDING, "max_window_layers": 1}, FIRST_IS_FULL),
+        ({"model_type": "qwen2", **SLIDING}, {"window": None}),  # 28 layers are without it
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, OF_ALL),
+        ({"model_type": "qwen3", **SLIDING, "layer_types": KINDS}, FIRST_IS_FULL),
+        ({"model_type": "qwen3", "sliding_window": 8, "layer_types": KINDS}, {"window": None}),
         ({"model_type": "qwen3", "head_dim": 6}, {"qk_norm": "head", "head_dim": None}),
         ({"model_type": "qwen3"}, {"head_dim": 128}),
         ({"model_type": "olmo2"}, {"qk_norm": "projection", "norms": "after", "norm_eps": 1e-5}),
@@ -72,25 +81,9 @@ REFUSED = [  # what config.json says, what the message says
     ({"rope_scaling": {"rope_type": "default", "mrope_section": [8, 8]}}, "mrope_section"),
     ({"rope_scaling": {"rope_type": None, "type": "yarn"}}, "rope_type = 'yarn'"),
     ({"rotary_pct": 0.25}, "rotary_pct = 0.25"),
-    ({"model_type": "mistral", "sliding_window": 8}, "sliding_window = 8.*sequence_length = 8 ins"),
-    (
-        {
-            "model_type": "qwen2",
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "max_window_layers": 1,
-        },
-        "sliding_window = 8",
-    ),
-    (
-        {
-            "model_type": "qwen3",
-            "use_sliding_window": True,
-            "sliding_window": 8,
-            "layer_types": ["full_attention", "sliding_attention"],
-        },
-        "sliding_window = 8",
-    ),
+    ({"model_type": "mistral", "sliding_window": 0}, "window = 0"),
+    ({"model_type": "mistral", "sliding_window": 8.0}, "window = 8.0"),
+    ({"model_type": "qwen2", **SLIDING, "layer_types": KINDS[:1]}, "layer_types.*wanted 2"),
     ({"model_type": "qwen3", "layer_types": ["linear_attention"]}, "layer_types = .*linear_att"),
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
@@ -129,16 +122,18 @@ def test_the_number_of_key_heads_is_not_guessed_where_classes_differ():
         read_configuration({**entries, "model_type": "mistral"}, "config.json", "float32")
 
 
-def test_a_window_that_binds_the_longest_sequences_does_not_bind_shorter_ones():
-    window = {"model_type": "mistral", "sliding_window": 8}
-    assert read(sequence_length=8, **window).sequence_length == 8
-    with pytest.raises(sk.CheckpointError, match="instead of 9"):
-        read(sequence_length=9, **window)
+WRITTEN = [
+    *[(name, {"rope_parameters": LLAMA3} if name != "gpt2" else {}) for name in FAMILIES],
+    ("mistral", {"sliding_window": 5}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {**SLIDING, "max_window_layers": 1}),
+    ("qwen2", {**SLIDING, "max_window_layers": 0}),
+    ("qwen3", {**SLIDING, "layer_types": KINDS[::-1]}),
+]
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_written_configuration_means_the_same_model(model_type):
-    told = {"rope_parameters": LLAMA3} if model_type != "gpt2" else {}
+@pytest.mark.parametrize("model_type, told", WRITTEN, ids=str)
+def test_a_written_configuration_means_the_same_model(model_type, told):
     settings = read(model_type=model_type, **told)
     entries, family, _ = configuration_of(settings, "float32", model_type)
     assert entries["model_type"] == model_type and family is FAMILIES[model_type]
@@ -153,6 +148,9 @@ def test_a_written_configuration_means_the_same_model(model_type):
         {"style": "llama", "qk_norm": "projection"},
         {"style": "gpt2", "attention_bias": "qkv"},
         {"style": "gpt2", "head_dim": 8},
+        {"style": "gpt2", "window": 4},
+        {"style": "llama", "window": 4, "full_layers": (0,)},
+        {"style": "llama", "window": 4, "attention_bias": "all"},
     ],
     ids=str,
 )
@@ -160,3 +158,16 @@ def test_models_that_transformers_does_not_have_are_not_written(changes):
     model = sk.models.GPT(62, 12, width=24, layers=1, heads=4, **changes)
     with pytest.raises(sk.CheckpointError, match="transformers has no model|cannot be written"):
         configuration_of(model.settings, "float32")
+
+
+@pytest.mark.parametrize(
+    "changes, wanted",
+    [({}, "llama"), ({"window": 4}, "mistral"), ({"window": 4, "qk_norm": "head"}, "qwen3")],
+    ids=str,
+)
+def test_a_model_is_written_as_one_that_has_its_window(changes, wanted):
+    model = sk.models.GPT(62, 12, width=24, layers=1, heads=4, style="llama", **changes)
+    for name in (None, "llama"):  # came from a llama, and has got a window since
+        entries, _, _ = configuration_of(model.settings, "float32", name)
+        assert entries["model_type"] == wanted
+        assert entries.get("sliding_window") == changes.get("window")

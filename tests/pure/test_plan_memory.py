@@ -95,7 +95,9 @@ def held_bytes(what, without):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"style": "llama"}, {"kv_heads": 1}, {"dropout": 0.1}], ids=str
+    "changes",
+    [{}, {"style": "llama"}, {"kv_heads": 1}, {"dropout": 0.1}, {"window": 9}],
+    ids=str,
 )
 def test_a_layer_keeps_what_its_tape_holds(changes):
     shape, batch = ModelShape(1, 96, 4, 50, 64, **changes), 6

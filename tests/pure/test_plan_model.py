@@ -28,6 +28,7 @@ SHAPES = [
     ModelShape(3, 32, 4, 50, 8, kv_heads=2, style="llama"),
     ModelShape(1, 24, 12, 36, 8, kv_heads=3, tied=True),
     ModelShape(2, 24, 6, 48, 8, hidden=36, style="llama", tied=True),
+    ModelShape(3, 24, 6, 48, 8, window=3, full_layers=(1,)),
 ]
 DENSE = [
     MLPShape((5, 3)),

@@ -5,6 +5,7 @@ parts that add up.
 import random
 from dataclasses import replace
 
+import numpy
 import pytest
 
 import shardkit as sk
@@ -20,13 +21,16 @@ from shardkit.testing.plan import (
     PipelineRun,
     RankGroup,
     RunLayout,
+    Setting,
     StageSeconds,
     SwitchLevel,
+    block_seconds,
     cluster_from,
     collective_seconds,
     known_clusters,
     read_cluster,
     row_of,
+    seen_part,
     slowest_of,
     step_cost,
 )
@@ -278,6 +282,33 @@ def test_fused_attention_has_a_speed_of_its_own():
     assert sum(slower) > 1.8 * (forward + backward)
     plain = cluster_from(MINIMAL).device  # without measurements: products that meet no memory
     assert sum(plain.attention_seconds(4, 64, 32, "float32")) < 7 * 4 * 64**2 * 32 / (0.5 * 1e10)
+
+
+def test_a_window_takes_attention_the_time_of_what_it_hides():
+    at = dict(software=SHARDKIT, cluster=read_cluster("a100-80gb-hdr"), micro_batch=1, tensor=1)
+    at |= dict(recomputation="none", is_sequence_parallel=False)
+
+    def seconds(**sight):
+        shape = ModelShape(4, 1024, 8, 512, 16384, style="llama", **sight)
+        found = block_seconds("layer", Setting(shape, **at))
+        return found.forward + found.backward + found.weight
+
+    whole, half, all_windows = (
+        seconds(),
+        seconds(window=512, full_layers=(0, 2)),
+        seconds(window=512),
+    )
+    assert all_windows < 0.6 * whole
+    assert half == pytest.approx((whole + all_windows) / 2, rel=0.05)
+    assert seconds(window=16384) == seconds(window=10**6) == whole
+
+
+@pytest.mark.parametrize("reach, length", [(1, 5), (3, 5), (5, 5), (9, 5)])
+def test_the_part_of_scores_that_a_window_leaves_is_counted(reach, length):
+    shape = ModelShape(4, 16, 2, 32, length, window=reach, full_layers=(1,))
+    offset = numpy.arange(length)[:, None] - numpy.arange(length)
+    seen, whole = ((0 <= offset) & (offset < reach)).sum(), (0 <= offset).sum()
+    assert seen_part(shape) == pytest.approx(3 / 4 * seen / whole + 1 / 4)
 
 
 def test_a_device_may_be_like_that_of_another_file():

@@ -29,11 +29,13 @@ GPUS = {  # compute capability, KB of shared memory of a block and of a multipro
     "H100": Limits((9, 0), 227 << 10, 228 << 10),
 }
 ORDERS = ("forward", "backward", 2, 3)
-# batch, heads, key heads, queries, keys, head dim, first query
+# batch, heads, key heads, queries, keys, head dim, first query, and a window if there is one
 GROUPED, ALL_KEYS = (1, 4, 2, 70, 81, 64, 11), (1, 2, 2, 37, 100, 128, 100)
 CASES = [
     ("float32", GROUPED),
     ("bfloat16", ALL_KEYS),
+    ("float32", (1, 4, 2, 150, 150, 64, 0, 20)),
+    ("bfloat16", (1, 2, 2, 70, 300, 32, 230, 90)),
     pytest.param("float16", (2, 2, 1, 131, 131, 32, 0), marks=pytest.mark.sweep),
     *[
         pytest.param(*case, marks=pytest.mark.sweep)
@@ -48,6 +50,12 @@ CASES = [
             ("float16", (1, 2, 1, 65, 65, 256, 0)),
             ("tf32", GROUPED),
             ("tf32", ALL_KEYS),
+            ("tf32", (1, 2, 1, 150, 150, 96, 0, 30)),
+            ("float32", (1, 2, 1, 140, 140, 128, 0, 75)),
+            ("float32", (1, 1, 1, 200, 200, 176, 300, 401)),  # on both sides of a query
+            ("bfloat16", (1, 4, 1, 300, 300, 80, 0, 70)),
+            ("bfloat16", (1, 1, 1, 150, 120, 256, 30, 80)),
+            ("float16", (2, 2, 1, 260, 260, 64, 9, 19)),
         ]
     ],
 ]
@@ -65,33 +73,35 @@ def cupy():
 
 
 def made(dtype, shape):
-    """Return q, k, v, the gradient of y, as float32 numbers that the dtype has, and first_query."""
-    samples, heads, key_heads, num_queries, num_keys, dim, first = shape
+    """Return q, k, v, the gradient of y, as float32 numbers that the dtype has, and what the
+    kernels want to know of what queries see.
+    """
+    samples, heads, key_heads, num_queries, num_keys, dim, *sight = shape
     rng = numpy.random.default_rng(0)
     stored = numpy.dtype("float32" if dtype == "tf32" else dtype)
     sizes = [(heads, num_queries), (key_heads, num_keys), (key_heads, num_keys)]
     arrays = [rng.standard_normal((samples, *size, dim)) for size in [*sizes, sizes[0]]]
-    return [x.astype(stored) for x in arrays], first
+    return [x.astype(stored) for x in arrays], sight
 
 
 def computed(xp, dtype, shape):
     """Return y, log_sums and the gradients of q, k, v, on the host."""
-    (q, k, v, gradient), first = made(dtype, shape)
+    (q, k, v, gradient), sight = made(dtype, shape)
     q, k, v, gradient = map(xp.asarray, (q, k, v, gradient))
     with products.precision("tf32" if dtype == "tf32" else "highest"):
-        forward = attention.causal_attention(q, k, v, 0.2, first)
-        gradients = attention.causal_attention_backward(gradient, q, k, v, *forward, 0.2, first)
+        forward = attention.causal_attention(q, k, v, 0.2, *sight)
+        gradients = attention.causal_attention_backward(gradient, q, k, v, *forward, 0.2, *sight)
     return [x.get() for x in (*forward, *gradients)]
 
 
 def defined(dtype, shape):
     """Return the same by the definition, in float64."""
-    arrays, first = made(dtype, shape)
+    arrays, sight = made(dtype, shape)
     q, k, v, gradient = [x.astype("float64") for x in arrays]
-    forward = reference.causal_attention(q, k, v, 0.2, first)
+    forward = reference.causal_attention(q, k, v, 0.2, *sight)
     return [
         *forward,
-        *reference.causal_attention_backward(gradient, q, k, v, *forward, 0.2, first),
+        *reference.causal_attention_backward(gradient, q, k, v, *forward, 0.2, *sight),
     ]
 
 
@@ -150,12 +160,13 @@ IN_PTX = [
 @pytest.mark.parametrize("arch, dtype", IN_PTX)
 @pytest.mark.thorough
 def test_the_ptx_of_a_gpu_has_the_values_of_the_definition(cupy, arch, dtype):
-    wanted = defined(dtype, FEW)
     with running_ptx(arch):
-        for order in ORDERS:
-            with thread_order(order):
-                got = computed(cupy, dtype, FEW)
-            assert is_right(dtype, got, wanted), errors(got, wanted)
+        for shape in (FEW, (*FEW, 9)):
+            wanted = defined(dtype, shape)
+            for order in ORDERS:
+                with thread_order(order):
+                    got = computed(cupy, dtype, shape)
+                assert is_right(dtype, got, wanted), errors(got, wanted)
 
 
 # ---- which kernel, which tiles -------------------------------------------------------------------

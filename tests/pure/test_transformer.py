@@ -259,6 +259,13 @@ def test_flops_per_token_are_six_per_multiplied_weight_plus_attention():
         ({"hidden": 0}, "hidden = 0"),
         ({"norm_eps": 0.0}, "norm_eps = 0.0"),
         ({"rotary_base": float("nan")}, "rotary_base = nan"),
+        ({"window": 0}, "window = 0; wanted a number of tokens from 1 on"),
+        ({"window": True}, "window = True"),
+        ({"window": 4.0}, "window = 4.0"),
+        ({"full_layers": (0,)}, r"full_layers = \(0,\); wanted a window with it"),
+        ({"window": 4, "full_layers": (2,)}, r"full_layers = \(2,\); wanted numbers .* 0 .. 1"),
+        ({"window": 4, "full_layers": (0, 0)}, "each once"),
+        ({"window": 4, "full_layers": (True,)}, "full_layers = .True"),
     ],
     ids=str,
 )
@@ -266,6 +273,22 @@ def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(changes, message)
     with pytest.raises(ConfigurationError, match=message) as error:
         gpt(**changes)
     assert isinstance(error.value, ValueError)
+
+
+@styles
+@pytest.mark.parametrize("full_layers, reach", [((), 5), ((1,), 8)])
+def test_what_a_token_tells_reaches_a_window_further_in_each_layer(full_layers, reach, style):
+    """With a window of 3, two tokens further in each of two layers, or in a full one to the end."""
+    model = gpt(style=style, window=3, full_layers=full_layers, dtype="float64")
+    x = numpy.arange(8)[None]
+    other = x.copy()
+    other[0, 0] = 10
+    moved = abs(model.predict(x) - model.predict(other)).max(axis=(0, 2)) > 0
+    assert moved.tolist() == [place < reach for place in range(8)]
+    assert model.configuration()["window"] == 3
+    whole = gpt(style=style, dtype="float64")
+    saved = 12 * 4 * (16 // 4) * (8 - 3) * (2 - len(full_layers))
+    assert whole.num_flops_per_token - model.num_flops_per_token == saved
 
 
 @styles

@@ -33,6 +33,7 @@ MODELS = {
     "gpt2": {"style": "gpt2"},
     "llama": {"style": "llama", "kv_heads": 2, "rotary_scaling": (8.0, 1.0, 4.0, 32)},
     "one key head": {"style": "llama", "kv_heads": 1, "qk_norm": "head"},
+    "a window": {"style": "llama", "window": 5, "full_layers": (1,)},
 }
 
 
@@ -104,7 +105,8 @@ class Reader(nn.Module):
         self.own = nn.MultiheadAttention(6, 3, **form)
         self.causal = nn.MultiheadAttention(6, 2, **form)
         self.cross = nn.MultiheadAttention(6, 2, kdim=6, vdim=6, **form)
-        self.encoder = nn.TransformerEncoderLayer(6, 2, 8, 0.0, **form)
+        self.near = nn.MultiheadAttention(6, 1, window=3, **form)
+        self.encoder = nn.TransformerEncoderLayer(6, 2, 8, 0.0, window=4, **form)
 
     def forward(self, x):
         x = x if isinstance(x, Tensor) else Tensor(x)
@@ -112,6 +114,7 @@ class Reader(nn.Module):
         x = x + self.causal(x, x, x, need_weights=False, is_causal=True)[0]
         other = x * 2
         x = x + self.cross(x, other, other, need_weights=False)[0]
+        x = x + self.near(x, x, x, need_weights=False)[0]
         return self.encoder(x, is_causal=True)
 
 
@@ -158,6 +161,25 @@ def test_weights_and_masks_are_refused(form):
         x = Tensor(numpy.ones((1, 2, 4)))
         with pytest.raises(sk.ShardingError, match="need_weights=False"):
             CutMultiheadAttention(Axis(group, even_spans(4, 2)), layer)(x, x, x, **form)
+
+    sk.run_ranks(2, run)
+
+
+def test_a_window_of_two_sequences_is_refused_as_it_is_of_whole_ones():
+    layer = nn.MultiheadAttention(4, 2, batch_first=True, window=2, dtype="float64")
+    x, other = [Tensor(numpy.ones((1, length, 4))) for length in (8, 6)]
+    with pytest.raises(sk.ShapeError, match="8 queries to 6 keys with window 2; wanted as many"):
+        layer(x, other, other)
+
+    def run(group):
+        class Cut(Axis):
+            def table(self, x, path):
+                return even_spans(2 * x.shape[1], 2)
+
+        with pytest.raises(sk.ShapeError, match="8 queries to 6 keys with window 2"):
+            CutMultiheadAttention(Cut(group, None), layer)(
+                x[:, :4], other[:, :3], other[:, :3], need_weights=False
+            )
 
     sk.run_ranks(2, run)
 

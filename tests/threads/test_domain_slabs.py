@@ -45,6 +45,10 @@ SINGLE = {
         lambda: models.GPT(17, 23, width=16, layers=2, heads=4, dropout=0.1),
         lambda rng: (rng.integers(0, 17, (SAMPLES, 23)), rng.integers(0, 17, (SAMPLES, 23))),
     ),
+    "GPT with a window, float32": (
+        lambda: models.GPT(17, 23, width=16, layers=2, heads=4, window=7, full_layers=(1,)),
+        lambda rng: (rng.integers(0, 17, (SAMPLES, 23)), rng.integers(0, 17, (SAMPLES, 23))),
+    ),
 }
 
 

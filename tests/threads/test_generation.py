@@ -34,13 +34,14 @@ def alone(model, **how):
     ]
 
 
-def on_mesh(mesh, task, style="llama", **options):
+def on_mesh(mesh, task, style="llama", sight=None, **options):
     pipeline, tensor, policy, num_ranks = MESHES[mesh]
 
     def on_rank(backend):
         groups = {"shard_ranks": 2} if policy == "hsdp" else {}
         config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1), **groups, **options)
-        model = sk.HybridShardedModel(gpt(style), config, pipeline, tensor, policy=policy)
+        whole = gpt(style, **(sight or {}))
+        model = sk.HybridShardedModel(whole, config, pipeline, tensor, policy=policy)
         return task(model)
 
     return sk.run_ranks(num_ranks, on_rank)
@@ -57,9 +58,13 @@ def test_each_text_is_that_of_the_unsharded_model_alone(mesh):
 
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
-def test_the_likeliest_tokens_are_those_of_plain_predictions(style):
-    (texts,) = on_mesh("one", lambda model: model.generate(PROMPTS, 10, 0), style)
-    model = gpt(style)
+@pytest.mark.parametrize("sight", [{}, {"window": 3}, {"window": 2, "full_layers": (0,)}], ids=str)
+def test_the_likeliest_tokens_are_those_of_plain_predictions(style, sight):
+    """Of attention with a window too, whose texts are read and continued together."""
+    (texts,) = on_mesh("one", lambda model: model.generate(PROMPTS, 10, 0), style, sight)
+    model = gpt(style, **sight)
+    if sight:
+        assert [text.tolist() for text in texts] != alone(gpt(style), temperature=0)
     for prompt, text in zip(PROMPTS, texts):
         seen = list(prompt)
         for token in text:

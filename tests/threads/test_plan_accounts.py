@@ -180,13 +180,24 @@ def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
 
 
 @pytest.mark.parametrize(
-    "domain, tensor, kv_heads",
-    [(2, 1, 8), (3, 1, 8), (4, 1, 4), (2, 2, 4), (2, 2, 2), (5, 1, 1)],
+    "domain, tensor, kv_heads, sight",
+    [
+        (2, 1, 8, {}),
+        (3, 1, 8, {}),
+        (4, 1, 4, {}),
+        (2, 2, 4, {}),
+        (2, 2, 2, {}),
+        (5, 1, 1, {}),
+        (3, 1, 8, {"window": 5}),
+        (3, 1, 4, {"window": 14}),
+        (5, 1, 1, {"window": 8}),
+        (2, 2, 4, {"window": 4}),
+    ],
 )
 @pytest.mark.thorough(but=2)
-def test_ranks_that_share_samples_send_what_was_planned(domain, tensor, kv_heads):
+def test_ranks_that_share_samples_send_what_was_planned(domain, tensor, kv_heads, sight):
     """The busiest of them; by heads where each has as many key heads, else in a ring."""
-    shape = ModelShape(2, 16, 8, 32, 30, kv_heads=kv_heads, style="llama")
+    shape = ModelShape(2, 16, 8, 32, 30, kv_heads=kv_heads, style="llama", **sight)
     layout = RunLayout(1, 2, tensor, "ddp", micro_batch=2, micro_batches=2, domain=domain)
 
     def run(backend):

@@ -57,8 +57,12 @@ FAMILIES = {  # the class of the configuration, what differs from SIZES
     "llama of 3.1": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "llama, linear": ("LlamaConfig", {"rope_parameters": LINEAR, "attention_bias": True}),
     "smollm": ("LlamaConfig", {"tie_word_embeddings": True, "head_dim": 8}),
-    "mistral": ("MistralConfig", {"sliding_window": LENGTH, "head_dim": 10}),
+    "mistral": ("MistralConfig", {"sliding_window": 5, "head_dim": 10}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2, windows": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3Config", {"head_dim": 8}),
     "olmo2": ("Olmo2Config", {}),
 }

@@ -119,6 +119,26 @@ def test_values_and_gradients_are_those_of_the_whole_sequence(name, num_ranks):
     assert sk.run_ranks(num_ranks, run) == [[]] * num_ranks
 
 
+@EVERY_SIZE
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_may_be_narrower_than_a_part_as_wide_and_wider(causal, num_ranks):
+    part = 41 // num_ranks + 1  # of the first rank
+    windows = {1, part - 1, part, part + 1, 2 * part + 1, 30, 40, 41, 99}
+    forms = [((41, 41), (4, 4), causal, window) for window in sorted(windows - {0})]
+
+    def run(group):
+        wrong = []
+        for form in forms:
+            arrays = drawn(form)
+            wanted = serial(form, arrays)
+            for way in (ring_attention, balanced_ring, cut_attention):
+                if not is_right(computed(way, form, arrays, even_spans, group), wanted):
+                    wrong.append((form, way))
+        return wrong
+
+    assert sk.run_ranks(num_ranks, run) == [[]] * num_ranks
+
+
 @pytest.mark.thorough(but=6)
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_attention_is_that_of_the_whole_sequence(seed):
@@ -208,7 +228,9 @@ def test_the_bytes_of_the_ring_are_those_of_the_formula(num_ranks, causal):
 
 @EVERY_SIZE
 def test_the_bytes_of_a_balanced_ring_are_those_of_the_formula(num_ranks):
-    """Second halves of q, k, v and y go to one rank, their gradients back, and blocks all round."""
+    """Second halves of q, k, v and y go to one rank, their gradients back, and blocks all round,
+    but for the last tokens, which no other rank sees.
+    """
     length, heads, key_heads = 21, 3, 1
     arrays = drawn(((length,) * 2, (heads, key_heads), True, None))
     even, pairs = [
@@ -231,8 +253,9 @@ def test_the_bytes_of_a_balanced_ring_are_those_of_the_formula(num_ranks):
     for rank, sent in enumerate(sk.run_ranks(num_ranks, run)):
         there, back = len(even[rank] - pairs[rank]), len(pairs[rank] - even[rank])
         swapped = (heads + 2 * key_heads + heads) * (there + back)
-        following = len(pairs[(rank + 1) % num_ranks]) if num_ranks > 1 else length
-        in_ring = 2 * key_heads * (3 * (length - following) + (num_ranks > 1) * following)
+        travelling = [len(pairs[0] & even[0]), *map(len, pairs[1:])] if num_ranks > 1 else [0]
+        following = travelling[(rank + 1) % num_ranks]
+        in_ring = 2 * key_heads * (3 * (sum(travelling) - following) + following)
         assert sent == item_bytes * (swapped + in_ring)
 
 
@@ -272,6 +295,66 @@ def test_a_window_sends_nothing_further_than_it_reaches():
 
     # a block goes on once, in the backward again with its gradients, which come home
     assert sk.run_ranks(5, run) == [3, 4, 4, 4, 1]
+
+
+def test_a_window_on_both_sides_sends_blocks_to_both_neighbors_and_no_further():
+    form = ((40, 40), (2, 2), False, 6)
+    arrays = drawn(form)
+
+    def run(group):
+        computed(ring_attention, form, arrays, even_spans, group)
+        return group.traffic.calls.get("send", 0)
+
+    # blocks to both, twice, sums with those to the next rank, and from both neighbors home
+    assert sk.run_ranks(5, run) == [4, 7, 7, 7, 3]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("key_heads", [4, 3])  # by heads and in a ring, without a window
+def test_a_window_sends_fewer_bytes(key_heads, causal):
+    def sent(window):
+        form = ((40, 40), (key_heads, key_heads), causal, window)
+        arrays = drawn(form)
+
+        def run(group):
+            group.traffic.reset()
+            computed(cut_attention, form, arrays, even_spans, group)
+            return group.traffic.bytes_sent
+
+        return sum(sk.run_ranks(4, run))
+
+    full = sent(None)
+    assert sent(4) < 0.75 * full and sent(40) == sent(100) == full
+
+
+def test_of_a_block_the_keys_that_a_window_reaches_are_sent():
+    """Five of ten keys, with their values, and their gradients in float64."""
+    form = ((40, 40), (3, 3), True, 6)
+    arrays = drawn(form)
+
+    def run(group):
+        group.traffic.reset()
+        computed(cut_attention, form, arrays, even_spans, group)
+        return group.traffic.bytes_sent
+
+    message = 8 * 2 * 2 * 3 * 5 * 4
+    assert sk.run_ranks(4, run) == [3 * message, 4 * message, 4 * message, message]
+
+
+def test_pairs_of_spans_are_taken_where_a_window_is_wide():
+    """They need halves of spans of other ranks, and a ring of blocks that all ranks see."""
+
+    def run(group):
+        sent = []
+        for window in (None, 40, 36, 20, 5):
+            form = ((40, 40), (1, 1), True, window)
+            group.traffic.reset()
+            computed(balanced_ring, form, drawn(form), even_spans, group)
+            sent.append(group.traffic.bytes_sent)
+        return sent
+
+    full, all_seen, wide, half, narrow = map(sum, zip(*sk.run_ranks(4, run)))
+    assert full == all_seen == wide > half > narrow
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 22])

@@ -12,6 +12,7 @@ FORMS = {
     "rotary, tied": {"style": "llama", "kv_heads": 2, "tied": True},
     "scaled": {"style": "llama", "qk_norm": "head", "rotary_scaling": (8.0, 1.0, 4.0, 16)},
     "updates": {"style": "llama", "lora_rank": 2},
+    "a window": {"style": "llama", "window": 3, "full_layers": (0,)},
 }
 MESHES = {  # ranks, pipeline and tensor ranks, policy, options
     "sequence": (2, 1, 2, "fsdp", {"sequence_parallel": True}),

@@ -10,29 +10,31 @@ from .storage import narrow, wide
 
 
 @on_cpu
-def attend_to_kept(q, keys, values, texts, counts, most, scale):
+def attend_to_kept(q, keys, values, texts, counts, most, scale, window=None):
     y = empty(q.shape, q.dtype)
     dtype = computed_dtype(q)
     scores = empty(most, dtype)
     sums = empty(q.shape[2], dtype)
     flat = [bits(plain(x)).reshape(-1) for x in (keys, values)]
-    given = keys.shape[1:3], float(scale), bits(plain(q)), *flat
+    sizes = *keys.shape[1:3], most if window is None else window
+    given = sizes, float(scale), bits(plain(q)), *flat
     _attend_to_kept(*given, plain(texts), plain(counts), scores, sums, bits(y))
     return y
 
 
 @compiled
 def _attend_to_kept(sizes, scale, q, keys, values, texts, counts, scores, sums, y):
-    num_key_heads, capacity = sizes
+    num_key_heads, capacity, window = sizes
     num_queries, num_heads, dim = q.shape
     group = num_heads // num_key_heads
     for i in range(num_queries):
         for head in range(num_heads):
             place = texts[i] * num_key_heads + head // group
-            start = place * capacity * dim
+            first = max(0, counts[i] - window)
+            start = (place * capacity + first) * dim
             k = keys[start:]
             v = values[start:]
-            seen = k, dim, v, dim, counts[i]
+            seen = k, dim, v, dim, counts[i] - first
             attend_one(q[i, head], *seen, scale, scores, sums)
             for d in range(dim):
                 y[i, head, d] = narrow(sums[d], y)

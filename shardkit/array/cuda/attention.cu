@@ -9,13 +9,15 @@
 //     +-------- keys ---+
 //
 // q, y [B, H, S, D], k, v [B, KV, T, D] with rows [D] in one piece and any strides else; D <= DIM, a multiple of 16. Query i
-// sees keys 0 .. first + i, as far as there are such. Nothing is added by atomics: the gradients of k and v are made by a kernel
+// sees keys lowest + i .. first + i, as far as there are such. Nothing is added by atomics: the gradients of k and v are made by a kernel
 // of their own, which goes through the queries of each tile of keys in order.
 
 constexpr int WIDE = 16 / sizeof(real);                              // numbers in one load of shared memory
 constexpr int ROW = DIM + WIDE, WEIGHT_ROW = TILE + WIDE;            // the gap keeps columns of threads in different banks
 constexpr int R = TILE / 16, C = DIM / 16;
 constexpr int TILE_SIZE = TILE * ROW;
+
+constexpr real LEAST = (real)(sizeof(real) == 8 ? -1e300 : -3e38);
 
 struct alignas(16) Wide { real item[WIDE]; };
 
@@ -98,16 +100,16 @@ struct Larger {
 extern "C" __global__ void __launch_bounds__(256)
 attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v), ARRAY(STORED, y), real* log_sums,
           long long num_heads, long long num_key_heads, long long num_queries, long long num_keys, long long dim, double scale,
-          long long first) {
+          long long first, long long lowest) {
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *keys = queries + TILE_SIZE, *values = keys + TILE_SIZE, *weights = values + TILE_SIZE;
     Place<long long> here = place<long long>(blockIdx.x, num_heads, num_queries, TILE, true);
     long long key_head = here.head / (num_heads / num_key_heads);
     real sums[R][C] = {}, top[R], total[R] = {};
-    for (int i = 0; i < R; i++) top[i] = -infinity();
+    for (int i = 0; i < R; i++) top[i] = LEAST;                      // finite, for rows that see no key of the first tile
     load_tile(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
     long long stop = seen_keys(here.first, TILE, num_queries, num_keys, first);
-    for (long long start = 0; start < stop; start += TILE) {
+    for (long long start = first_key(here.first, lowest) / TILE * TILE; start < stop; start += TILE) {
         __syncthreads();                                             // until the tiles before have been read
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
         load_tile(values, AT(v, here.sample, key_head), v_row, start, num_keys, dim);
@@ -115,10 +117,11 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
         real scores[R][R] = {};
         multiply(scores, queries, keys);
         for (int i = 0; i < R; i++) {
-            long long last = last_key<long long>(here.first + threadIdx.y + 16 * i, num_keys, first);
+            long long query = here.first + threadIdx.y + 16 * i;
+            int seen = last_key(query, num_keys, first) - start - threadIdx.x, low = lowest + query - start - threadIdx.x;
             real highest = top[i], added = 0;
             for (int j = 0; j < R; j++) {
-                bool is_seen = start + threadIdx.x + 16 * j <= last;
+                bool is_seen = 16 * j <= seen && 16 * j >= low;
                 scores[i][j] = is_seen ? scores[i][j] * (real)scale : -infinity();
                 highest = larger(highest, scores[i][j]);
             }
@@ -146,7 +149,7 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
 __device__ __forceinline__ void
 gradients_of_tile(real (&p)[R][R], real (&for_scores)[R][R], const real* queries, const real* keys, const real* gradients,
                   const real* values, const real* log_sums, const real* along, long long first_query, long long num_queries,
-                  long long first_key, long long num_keys, double scale, long long first) {
+                  long long start, long long num_keys, double scale, long long first, long long lowest) {
     multiply(p, queries, keys);
     multiply(for_scores, gradients, values);
     for (int i = 0; i < R; i++) {
@@ -155,7 +158,8 @@ gradients_of_tile(real (&p)[R][R], real (&for_scores)[R][R], const real* queries
         long long last = last_key(query, num_keys, first);
         real log_sum = is_there ? log_sums[query] : 0, level = is_there ? along[query] : 0;
         for (int j = 0; j < R; j++) {
-            bool is_seen = is_there && first_key + threadIdx.x + 16 * j <= last;
+            long long key = start + threadIdx.x + 16 * j;
+            bool is_seen = is_there && key <= last && key >= lowest + query;
             p[i][j] = is_seen ? exp_of(p[i][j] * (real)scale - log_sum) : 0;
             for_scores[i][j] = is_seen ? p[i][j] * (for_scores[i][j] - level) * (real)scale : 0;
         }
@@ -166,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256)
 attention_for_queries(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v),
                       const real* log_sums, const real* along, ARRAY(STORED, for_q), long long num_heads,
                       long long num_key_heads, long long num_queries, long long num_keys, long long dim, double scale,
-                      long long first) {
+                      long long first, long long lowest) {
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *gradients = queries + TILE_SIZE, *keys = gradients + TILE_SIZE, *values = keys + TILE_SIZE;
     real* weights = values + TILE_SIZE;
@@ -176,14 +180,14 @@ attention_for_queries(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARR
     load_tile(gradients, AT(gradient, here.sample, here.head), gradient_row, here.first, num_queries, dim);
     real sums[R][C] = {};
     long long stop = seen_keys(here.first, TILE, num_queries, num_keys, first);
-    for (long long start = 0; start < stop; start += TILE) {
+    for (long long start = first_key(here.first, lowest) / TILE * TILE; start < stop; start += TILE) {
         __syncthreads();
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
         load_tile(values, AT(v, here.sample, key_head), v_row, start, num_keys, dim);
         __syncthreads();
         real p[R][R] = {}, for_scores[R][R] = {};
         gradients_of_tile(p, for_scores, queries, keys, gradients, values, log_sums + at, along + at, here.first, num_queries,
-                          start, num_keys, scale, first);
+                          start, num_keys, scale, first, lowest);
         put(weights, for_scores);
         __syncwarp();
         add_product(sums, weights, keys);
@@ -195,25 +199,26 @@ extern "C" __global__ void __launch_bounds__(256)
 attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v),
                    const real* log_sums, const real* along, ARRAY(STORED, for_k), ARRAY(STORED, for_v), long long num_heads,
                    long long num_key_heads, long long num_queries, long long num_keys, long long dim, double scale,
-                   long long first) {
+                   long long first, long long lowest) {
     extern __shared__ __align__(16) real memory[];
     real *queries = memory, *gradients = queries + TILE_SIZE, *keys = gradients + TILE_SIZE, *values = keys + TILE_SIZE;
     real* weights = values + TILE_SIZE;
     Place<long long> here = place<long long>(blockIdx.x, num_key_heads, num_keys, TILE, false);              // the first keys are seen by most queries
     long long group = num_heads / num_key_heads, unseen = here.first - first;
+    long long stop = seeing_queries(here.first, TILE, num_queries, lowest);
     load_tile(keys, AT(k, here.sample, here.head), k_row, here.first, num_keys, dim);
     load_tile(values, AT(v, here.sample, here.head), v_row, here.first, num_keys, dim);
     real for_keys[R][C] = {}, for_values[R][C] = {};
     for (long long head = here.head * group; head < (here.head + 1) * group; head++) {
         long long at = (here.sample * num_heads + head) * num_queries;
-        for (long long start = unseen > 0 ? unseen / TILE * TILE : 0; start < num_queries; start += TILE) {
+        for (long long start = unseen > 0 ? unseen / TILE * TILE : 0; start < stop; start += TILE) {
             __syncthreads();
             load_tile(queries, AT(q, here.sample, head), q_row, start, num_queries, dim);
             load_tile(gradients, AT(gradient, here.sample, head), gradient_row, start, num_queries, dim);
             __syncthreads();
             real p[R][R] = {}, for_scores[R][R] = {};
             gradients_of_tile(p, for_scores, queries, keys, gradients, values, log_sums + at, along + at, start, num_queries,
-                              here.first, num_keys, scale, first);
+                              here.first, num_keys, scale, first, lowest);
             put(weights, p);
             __syncthreads();
             add_turned_product(for_values, weights, gradients);

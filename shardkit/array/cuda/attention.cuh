@@ -18,6 +18,18 @@ template <class Int> __device__ __forceinline__ Int last_key(Int query, Int num_
     return first + query < num_keys ? first + query : num_keys - 1;
 }
 
+// The first key that a query sees, where the first query sees those from `lowest` on, which may be below 0.
+template <class Int> __device__ __forceinline__ Int first_key(Int query, Int lowest) {
+    return lowest + query > 0 ? lowest + query : 0;
+}
+
+// The first query that sees no key of a tile and those before it.
+template <class Int> __device__ __forceinline__ Int
+seeing_queries(Int first_key, int tile, Int num_queries, Int lowest) {
+    Int stop = first_key + tile - lowest;
+    return stop < num_queries ? (stop > 0 ? stop : 0) : num_queries;
+}
+
 // The number of keys that some query of a tile sees.
 template <class Int> __device__ __forceinline__ Int
 seen_keys(Int first_query, int tile, Int num_queries, Int num_keys, Int first) {

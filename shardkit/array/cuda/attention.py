@@ -32,13 +32,13 @@ def fits(q) -> bool:
 
 @on_cuda(fits=fits)
 def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
-    if window is not None or firsts is not None:
+    if firsts is not None:
         given = q, k, v, scale, first_query, window, firsts
         return _by_definition("causal_attention", *given, out=out)
     y = _by_position(q) if out is None else out
     log_sums = new(q, q.shape[:3], real_dtype(q))
     if q.size:
-        numbers = _numbers(q, k, scale, first_query)
+        numbers = _numbers(q, k, scale, first_query, window)
         _launch("attention", q, q, 3, numbers, *chain(*_described(q, k, v, y)), log_sums)
     return y, log_sums
 
@@ -47,7 +47,7 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
 def causal_attention_backward(
     gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
 ):
-    if window is not None or firsts is not None:
+    if firsts is not None:
         given = gradient, q, k, v, y, log_sums, scale, first_query, window, firsts
         return _by_definition("causal_attention_backward", *given, out=out)
     for_q, for_k, for_v = [
@@ -65,7 +65,7 @@ def causal_attention_backward(
     pair = *of_gradient, *of_y
     launch(q, "attention_along.cu", "attention_along", grid, block, *pair, along, *q.shape)
     inputs = *of_gradient, *of_q, *of_k, *of_v, log_sums, along
-    numbers = _numbers(q, k, scale, first_query)
+    numbers = _numbers(q, k, scale, first_query, window)
     for name, rows, results in (
         ("attention_for_queries", q, (for_q,)),
         ("attention_for_keys", k, (for_k, for_v)),
@@ -76,7 +76,7 @@ def causal_attention_backward(
 
 
 def _by_definition(name, *args, out):
-    """Compute windows and firsts, for which there is no code here: half floats in float32."""
+    """Compute firsts, for which there is no code here: half floats in float32."""
     entry, dtype = KERNELS[name], args[0].dtype
     if is_half(dtype) and entry.half is not None:
         return entry.half(dtype, args, {"out": out})
@@ -105,10 +105,14 @@ def _launch(name, q, rows, num_tiles, numbers, *args):
     )
 
 
-def _numbers(q, k, scale, first_query):
-    counts = q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]
-    first = min(int(first_query), k.shape[2])  # from there on every query sees all keys
-    return *counts, float(scale), first
+def _numbers(q, k, scale, first_query, window):
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    first = min(int(first_query), num_keys)  # from there on every query sees all keys
+    lowest = -num_queries  # the first key that the first query sees; below 0: none is hidden
+    if window is not None:
+        lowest = max(int(first_query) - int(window) + 1, lowest)
+    counts = q.shape[1], k.shape[1], num_queries, num_keys, q.shape[3]
+    return *counts, float(scale), first, lowest
 
 
 def _described(*arrays):

@@ -5,6 +5,8 @@
 //                                                  (of the next tile)
 // The logarithm of the base is 2 inside, since that is the power that GPUs compute; log_sums are natural ones.
 
+constexpr float LEAST = -3e38f;                                      // finite, for rows that see no key of the first tile
+
 struct Larger {
     __device__ __forceinline__ float operator()(float a, float b) const { return larger(a, b); }
 };
@@ -20,7 +22,7 @@ struct Softmax {
     float top[BLOCKS][2], total[BLOCKS][2];                          // of the row's scores; total: of the keys of this lane
 
     __device__ __forceinline__ void begin() {
-        for (int i = 0; i < BLOCKS * 2; i++) top[i / 2][i % 2] = -infinity(), total[i / 2][i % 2] = 0;
+        for (int i = 0; i < BLOCKS * 2; i++) top[i / 2][i % 2] = LEAST, total[i / 2][i % 2] = 0;
     }
 
     __device__ __forceinline__ void add(Scores& scores, Sums& sums) {
@@ -48,19 +50,19 @@ struct Softmax {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 tensor_attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v), ARRAY(STORED, y), float* log_sums,
                  int num_heads, int num_key_heads, int num_queries, int num_keys, int dim,
-                 double scale, int first) {
+                 double scale, int first, int lowest) {
     extern __shared__ __align__(16) STORED memory[];
     STORED *queries = memory, *keys = queries + HELD_SIZE, *values = keys + TILE_SIZE;
     Place<int> here = place<int>(blockIdx.x, num_heads, num_queries, HELD, true);
     int key_head = here.head / (num_heads / num_key_heads), own = here.first + threadIdx.y * OWN;
-    int stop = seen_keys(here.first, HELD, num_queries, num_keys, first);
+    int begin = first_key(here.first, lowest) / TILE * TILE, stop = seen_keys(here.first, HELD, num_queries, num_keys, first);
     copy_tile<HELD>(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
-    copy_tile<TILE>(keys, AT(k, here.sample, key_head), k_row, 0, num_keys, dim);
+    copy_tile<TILE>(keys, AT(k, here.sample, key_head), k_row, begin, num_keys, dim);
     Sums sums = {};
     Softmax softmax;
     softmax.begin();
-    for (int start = 0; start < stop; start += TILE) {
-        bool is_seen = start <= last_key(own + OWN - 1, num_keys, first);
+    for (int start = begin; start < stop; start += TILE) {
+        bool is_seen = start <= last_key(own + OWN - 1, num_keys, first) && start + TILE > lowest + own;
         await_copies();
         __syncthreads();                                             // keys are there, and values have been read
         copy_tile<TILE>(values, AT(v, here.sample, key_head), v_row, start, num_keys, dim);
@@ -71,8 +73,9 @@ tensor_attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STO
         if (start + TILE < stop) copy_tile<TILE>(keys, AT(k, here.sample, key_head), k_row, start + TILE, num_keys, dim);
         if (!is_seen) continue;
         int seen = last_key(own, num_keys, first) - start, last = num_keys - 1 - start;  // seen: by row 0
-        make_logarithms(scores, scale * LOG_E, [](int, int, int, int) { return 0.0f; }, seen < TILE - 1,
-                        [&](int row, int column) { return column > seen + row || column > last; });
+        int low = lowest + own - start;                              // the first key of row 0
+        make_logarithms(scores, scale * LOG_E, [](int, int, int, int) { return 0.0f; }, seen < TILE - 1 || low + OWN > 1,
+                        [&](int row, int column) { return column > seen + row || column > last || column < low + row; });
         softmax.add(scores, sums);
         add_product(sums, scores, values);
     }

@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 tensor_attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARRAY(const STORED, k),
                           ARRAY(const STORED, v), const float* log_sums, const float* along, ARRAY(STORED, for_k),
                           ARRAY(STORED, for_v), int num_heads, int num_key_heads, int num_queries, int num_keys,
-                          int dim, double scale, int first) {
+                          int dim, double scale, int first, int lowest) {
     extern __shared__ __align__(16) STORED memory[];
     STORED *keys = memory, *values = keys + HELD_SIZE, *passing = values + HELD_SIZE;
     float* numbers = (float*)(passing + STAGES * 2 * TILE_SIZE);     // log_sums and along of the passing queries
@@ -17,8 +17,8 @@ tensor_attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q),
     const int from = slice < slices - 1 ? slice * COLUMNS : DIM - COLUMNS;  // the last two may have columns in common
     Place<int> here = place<int>(blockIdx.x / slices, num_key_heads, num_keys, HELD, false);  // the first keys are seen by most queries
     int group = num_heads / num_key_heads, unseen = here.first - first, own = here.first + threadIdx.y * OWN;
-    int begin = unseen > 0 ? unseen / TILE * TILE : 0;
-    int tiles = begin < num_queries ? (num_queries - begin + TILE - 1) / TILE : 0, count = group * tiles;
+    int begin = unseen > 0 ? unseen / TILE * TILE : 0, stop = seeing_queries(here.first, HELD, num_queries, lowest);
+    int tiles = begin < stop ? (stop - begin + TILE - 1) / TILE : 0, count = group * tiles;
     auto bring = [&](int number) {
         int head = here.head * group + number / tiles, start = begin + number % tiles * TILE;
         STORED* to = passing + number % STAGES * 2 * TILE_SIZE;
@@ -38,12 +38,14 @@ tensor_attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q),
         if (STAGES == 2 && number + 1 < count) bring(number + 1);
         const STORED *queries = passing + number % STAGES * 2 * TILE_SIZE, *gradients = queries + TILE_SIZE;
         const float* log_sum = numbers + number % STAGES * 2 * TILE;
-        int before = own - first - (begin + number % tiles * TILE);  // the queries before this one do not see own row 0
-        if (before < TILE) {
+        int start = begin + number % tiles * TILE;
+        int before = own - first - start, last = own - lowest - start;  // the queries before and behind these do not see own row 0
+        if (before < TILE && last + OWN > 0) {
             Scores weights, for_scores;
             multiply(weights, keys + threadIdx.y * OWN * ROW, queries);
             make_logarithms(weights, scale * LOG_E, [&](int, int, int n, int e) { return log_sum[column_of(n, e)] * LOG_E; },
-                            before + OWN - 1 > 0, [&](int row, int column) { return column < before + row; });
+                            before + OWN - 1 > 0 || last < TILE - 1,
+                            [&](int row, int column) { return column < before + row || column > last + row; });
             make_weights(weights);
             add_product(for_values, weights, gradients + from);
             multiply(for_scores, values + threadIdx.y * OWN * ROW, gradients);

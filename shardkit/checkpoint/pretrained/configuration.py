@@ -31,7 +31,7 @@ _HARMLESS = {
     "rotary_pct": (1,),
     "use_parallel_residual": (False,),
 }
-_SLIDING = "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 class Configuration:
@@ -49,6 +49,10 @@ class Configuration:
     def says(self, name: str) -> bool:
         """Return True if it has this key, be it null."""
         return name in self._entries
+
+    def is_null(self, name: str) -> bool:
+        """Return True if it has this key without a value."""
+        return name in self._entries and self._entries[name] is None
 
     def get(self, name: str, default=None):
         """Return its value, or the default if it is absent or null.
@@ -164,32 +168,69 @@ def rope_parameters(settings) -> dict:
 
 
 # ---- windows -------------------------------------------------------------------------------------
+# What a sliding window of w tokens there lets a token see, itself and the w - 1 before it, is what
+# `window` of GPT does. {which layers may have one: how it is read, and written}
 
 
-def check_window(config: Configuration, default: int) -> None:
-    """Raise CheckpointError if a sliding window hides positions of a sequence.
+def _no_window(config: Configuration) -> dict:
+    return {}
 
-    default   the window of a file that does not say; null means that there is none
+
+def _window_of_all(config: Configuration) -> dict:
+    """Return the window of all layers, as Mistral says it: 4096 where the file has no such key."""
+    window = _window(config)
+    return {} if window is None else {"window": window}
+
+
+def _window_of_some(config: Configuration) -> dict:
+    """Return the window and the layers without, as Qwen says them: those that slide by their kind,
+    or from max_window_layers on.
     """
-    if not config.says("sliding_window"):
-        window = default
-    else:
-        window = config.get("sliding_window", length_of(config))
-    if window < length_of(config):
-        raise config.refusal(
-            "sliding_window",
-            window,
-            f"sequences of up to {window} tokens do not reach it: choose sequence_length = "
-            f"{window} instead of {length_of(config)}",
-        )
+    count = config.get("num_hidden_layers")
+    most_full = config.get("max_window_layers", 28)
+    kinds = config.get("layer_types", [_FULL if n < most_full else _SLIDING for n in range(count)])
+    if set(kinds) - {_FULL, _SLIDING} or len(kinds) != count:
+        raise config.refusal("layer_types", kinds, f"wanted {count}, each {_FULL} or {_SLIDING}")
+    window = _window(config) if config.get("use_sliding_window", False) else None
+    full = tuple([number for number, kind in enumerate(kinds) if kind == _FULL])
+    if window is None or len(full) == count:
+        return {}
+    return {"window": window, "full_layers": full}
 
 
-def check_window_of_qwen(config: Configuration) -> None:
-    """Raise CheckpointError if some layer has a sliding window that hides positions."""
-    layers = config.get("num_hidden_layers")
-    kinds = set(config.get("layer_types", []))
-    if kinds - {"full_attention", _SLIDING}:
-        raise config.refusal("layer_types", sorted(kinds), f"wanted full_attention or {_SLIDING}")
-    slides = _SLIDING in kinds if kinds else config.get("max_window_layers", 28) < layers
-    if config.get("use_sliding_window", False) and slides:
-        check_window(config, default=4096)
+def _window(config: Configuration) -> int | None:
+    """Return what it says as sliding_window, null for none."""
+    return None if config.is_null("sliding_window") else config.get("sliding_window", 4096)
+
+
+def _entries_of_none(settings) -> dict:
+    return {}
+
+
+def _entries_of_all(settings) -> dict:
+    return {"sliding_window": settings.window}
+
+
+def _entries_of_some(settings) -> dict:
+    full = [window is None for window in settings.windows]
+    first_sliding = full.index(False) if settings.window and not all(full) else settings.layers
+    return {
+        "use_sliding_window": settings.window is not None,
+        "sliding_window": settings.window,
+        "max_window_layers": first_sliding,
+        "layer_types": [_FULL if is_full else _SLIDING for is_full in full],
+    }
+
+
+WINDOWS = {
+    "none": (_no_window, _entries_of_none),
+    "all": (_window_of_all, _entries_of_all),
+    "some": (_window_of_some, _entries_of_some),
+}
+
+
+def windows_of(settings) -> tuple[str, ...]:
+    """Return the names in WINDOWS with which a model of these settings can be said."""
+    if settings.window is None:
+        return ("none", "all", "some")
+    return ("some",) if settings.full_layers else ("all", "some")

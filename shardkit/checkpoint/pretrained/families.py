@@ -3,9 +3,9 @@
     family     in GPT
     gpt2       style gpt2
     llama      style llama; Llama 1 to 3, SmolLM
-    mistral    style llama; its sliding window must not bind
-    qwen2      style llama, attention_bias qkv
-    qwen3      style llama, qk_norm head, often a head_dim of its own
+    mistral    style llama, window in all layers
+    qwen2      style llama, attention_bias qkv, window in some layers
+    qwen3      style llama, qk_norm head, window in some layers, often a head_dim of its own
     olmo2      style llama, qk_norm projection, norms after
 
 A family is one entry of FAMILIES: its names, the choices of GPT that it has, and how the rest of
@@ -13,19 +13,19 @@ its config.json is read and written.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...errors import CheckpointError
 from ...files.reading import wanted_count
 from ...nn.models.gpt import GPT, GPTSettings
 from ...nn.transformer import STYLES, hidden_width
 from .configuration import (
+    WINDOWS,
     Configuration,
-    check_window,
-    check_window_of_qwen,
     length_of,
     rope_parameters,
     rotary_settings,
+    windows_of,
 )
 
 _MOST_LAYERS = 1 << 16
@@ -42,7 +42,7 @@ class Family:
     norm_eps     of a config.json that does not say
     head_dim     of a config.json that does not say; None: width / heads
     says_kv      a config.json without num_key_value_heads means as many as heads
-    check        raises CheckpointError on what only this family has and GPT does not compute
+    windows      which layers may have a sliding window, a name of WINDOWS
     read, write  what else is in its config.json, as arguments of GPT, and back
     """
 
@@ -58,13 +58,14 @@ class Family:
     norm_eps: float = 1e-6
     head_dim: int | None = None
     says_kv: bool = True
-    check: Callable[[Configuration], None] = field(default=lambda config: None)
+    windows: str = "none"
 
     def has(self, settings: GPTSettings) -> bool:
         """Return True if models of these settings are of the family."""
         ours = (self.style, self.qk_norm, self.norms)
         theirs = (settings.style, settings.qk_norm, settings.norms)
-        return ours == theirs and bias_of(settings) in self.biases
+        has_choices = ours == theirs and bias_of(settings) in self.biases
+        return has_choices and self.windows in windows_of(settings)
 
 
 def bias_of(settings: GPTSettings) -> str:
@@ -137,7 +138,7 @@ def _write_gpt2(family: Family, settings: GPTSettings) -> tuple[dict, list[str]]
 def _read_llama(family: Family, config: Configuration) -> dict:
     config.require("hidden_act", "silu", "swish")
     bias = {False: "no", True: "all"}[config.require("attention_bias", *_switches(family))]
-    family.check(config)
+    read_window, _ = WINDOWS[family.windows]
     config.leave_out("attention_dropout", default=0.0)
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     kv_heads = _kv_heads(family, config, heads)
@@ -157,6 +158,7 @@ def _read_llama(family: Family, config: Configuration) -> dict:
         "qk_norm": family.qk_norm,
         "norms": family.norms,
         **biases,
+        **read_window(config),
         **rotary_settings(config),
         **_unless_default(
             family,
@@ -180,6 +182,7 @@ def _kv_heads(family: Family, config: Configuration, heads: int) -> int:
 
 def _write_llama(family: Family, settings: GPTSettings) -> tuple[dict, list[str]]:
     notes = []
+    _, entries_of_window = WINDOWS[family.windows]
     if settings.dropout:
         notes.append(f"dropout = {settings.dropout} is left out: {family.class_name} has none")
     return {
@@ -195,6 +198,7 @@ def _write_llama(family: Family, settings: GPTSettings) -> tuple[dict, list[str]
         "attention_bias": bias_of(settings) == "all",
         "mlp_bias": False,
         "attention_dropout": 0.0,
+        **entries_of_window(settings),
         **rope_parameters(settings),
     }, notes
 
@@ -271,16 +275,14 @@ FAMILIES = {
         norm_eps=1e-5,
     ),
     "llama": _llama_like("LlamaForCausalLM", biases=("no", "all"), says_kv=False),
-    "mistral": _llama_like(
-        "MistralForCausalLM", check=lambda config: check_window(config, default=4096)
-    ),
-    "qwen2": _llama_like("Qwen2ForCausalLM", biases=("qkv",), check=check_window_of_qwen),
+    "mistral": _llama_like("MistralForCausalLM", windows="all"),
+    "qwen2": _llama_like("Qwen2ForCausalLM", biases=("qkv",), windows="some"),
     "qwen3": _llama_like(
         "Qwen3ForCausalLM",
         biases=("no", "all"),
         qk_norm="head",
         head_dim=128,
-        check=check_window_of_qwen,
+        windows="some",
     ),
     "olmo2": _llama_like(
         "Olmo2ForCausalLM",
@@ -340,8 +342,9 @@ def configuration_of(
     if not able:
         raise CheckpointError(
             f"transformers has no model of style {settings.style} with qk_norm = "
-            f"{settings.qk_norm}, norms = {settings.norms} and attention_bias = "
-            f"{bias_of(settings)}; wanted one of {', '.join(FAMILIES)}"
+            f"{settings.qk_norm}, norms = {settings.norms}, attention_bias = {bias_of(settings)}, "
+            f"window = {settings.window} and full_layers = {list(settings.full_layers)}; wanted "
+            f"one of {', '.join(FAMILIES)}"
         )
     name = model_type if model_type in able else able[0]
     family = FAMILIES[name]

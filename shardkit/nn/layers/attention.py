@@ -23,7 +23,12 @@ from ..init import Fill, Normal, Uniform
 from ..module import Module, Parameter
 from ..on_parts import partwise
 from ..ops.activation import erf_gelu, relu
-from ..ops.attention import attention_weights, packed_attention, scaled_dot_product_attention
+from ..ops.attention import (
+    attention_weights,
+    packed_attention,
+    require_window,
+    scaled_dot_product_attention,
+)
 from ..ops.elementwise import add, where
 from ..ops.linear import embedding, linear, linear_rows, matmul
 from ..ops.reduction import mean
@@ -46,6 +51,9 @@ class MultiheadAttention(Module):
         Features of key and value, if not E; then there is a weight for each.
     batch_first
         Inputs are [N, S, E] instead of [S, N, E].
+    window
+        Of one sequence, S = T: query i sees keys less than so far from it, i - window < j <= i if
+        causal, else |i - j| < window (arXiv 2004.05150); None: however far.
     dtype
         Of the parameters, such as "float32".
 
@@ -72,6 +80,7 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
+        window: int | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
         given = {"kdim": kdim, "vdim": vdim}
@@ -82,6 +91,8 @@ class MultiheadAttention(Module):
                 f"MultiheadAttention with embed_dim {embed_dim} = {num_heads} heads x "
                 f"{embed_dim // num_heads} + {embed_dim % num_heads}; wanted heads that divide it"
             )
+        require_window("MultiheadAttention", window)
+        self._window = window
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.widths = (embed_dim, *widths.values())
@@ -152,14 +163,15 @@ class MultiheadAttention(Module):
             and attend is scaled_dot_product_attention
         ):
             qkv = linear(query, self.in_proj_weight, self.in_proj_bias)
-            y = packed_attention(qkv, self.num_heads, is_causal)
+            y = packed_attention(qkv, self.num_heads, is_causal, self._window)
         else:
             q, k, v = _projected(self, query, key, value)  # [N, heads, S, D]
+            form: dict[str, Any] = {"is_causal": is_causal, "window": self._window}
             if need_weights or drops:
-                weights = self.dropout(attention_weights(q, k, mask, is_causal=is_causal))
+                weights = self.dropout(attention_weights(q, k, mask, **form))
                 y = matmul(weights, v)
             else:
-                y = attend(q, k, v, mask, is_causal=is_causal)
+                y = attend(q, k, v, mask, **form)
             y = reshape(permute(y, (0, 2, 1, 3)), query.shape)
         y = self.out_proj(y)
         if not need_weights:
@@ -340,6 +352,8 @@ class TransformerEncoderLayer(Module):
         x is [N, S, d_model].
     norm_first
         Norms stand before the branches instead of after the sums.
+    window
+        Of the attention of the sequence to itself, as of MultiheadAttention.
     dtype
         Of the parameters, such as "float32".
 
@@ -359,6 +373,7 @@ class TransformerEncoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         *,
+        window: int | None = None,
         dtype: DTypeLike = "float32",
     ) -> None:
         if not callable(activation) and activation not in ACTIVATIONS:
@@ -366,7 +381,9 @@ class TransformerEncoderLayer(Module):
                 f"TransformerEncoderLayer with activation {activation!r}; wanted one of "
                 f"{', '.join(ACTIVATIONS)}, or an op"
             )
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, batch_first=True, dtype=dtype)
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout, batch_first=True, window=window, dtype=dtype
+        )
         self.linear1 = Linear(d_model, dim_feedforward, dtype=dtype)
         self.dropout = Dropout(dropout, sample_dim=0)
         self.linear2 = Linear(dim_feedforward, d_model, dtype=dtype)

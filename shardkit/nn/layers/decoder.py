@@ -17,7 +17,7 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
     ----------
     d_model, nhead, *form, **more
         As of TransformerEncoderLayer: dim_feedforward, dropout, activation, layer_norm_eps,
-        batch_first, norm_first, and dtype.
+        batch_first, norm_first, window (of the attention of the sequence to itself), and dtype.
 
     Notes
     -----

@@ -27,6 +27,7 @@ from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList, numbered
 from ..on_parts import partwise
+from ..ops.attention import require_window
 from ..parameter import Parameter
 from ..texts import WholeTexts, unmarked
 from ..transformer import (
@@ -71,6 +72,8 @@ class GPTSettings:
     lora_rank: int = 0
     lora_alpha: float = LORA_ALPHA
     lora_layers: tuple[str, ...] = LORA_LAYERS
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
         check_sizes(
@@ -97,6 +100,7 @@ class GPTSettings:
         if self.hidden is not None:
             check_sizes("GPT", hidden=self.hidden)
         self._check_lora()
+        self._check_windows()
         for name, number in {"norm_eps": self.norm_eps, "rotary_base": self.rotary_base}.items():
             require(
                 number is None or is_number(number, above=0),
@@ -120,6 +124,19 @@ class GPTSettings:
                 "lora_rank above 0 with it: without updates it means nothing",
             )
 
+    def _check_windows(self) -> None:
+        require_window("GPT", self.window)
+        numbers = self.full_layers
+        are_layers = all(is_integer(n, at_least=0) and n < self.layers for n in numbers)
+        require(
+            are_layers and len(set(numbers)) == len(numbers),
+            "GPT with full_layers",
+            numbers,
+            f"numbers of layers, 0 .. {self.layers - 1}, each once",
+        )
+        wanted = "a window with it: without one all layers see everything"
+        require(self.window is not None or not numbers, "GPT with full_layers", numbers, wanted)
+
     def _check_name(self, field: str, known) -> None:
         value = getattr(self, field)
         require(is_among(value, known), f"GPT with {field}", value, f"one of {', '.join(known)}")
@@ -135,8 +152,14 @@ class GPTSettings:
         return self.width // self.heads if self.head_dim is None else self.head_dim
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None: it sees everything."""
+        full = self.full_layers
+        return tuple([None if n in full else self.window for n in range(self.layers)])
+
+    @property
     def attention(self) -> dict:
-        """The arguments of SelfAttention but for width, heads, and what all layers have."""
+        """The arguments of SelfAttention but for width, heads, window, and what all layers have."""
         bias = {} if self.attention_bias is None else {"bias": self.attention_bias}
         return {
             "kv_heads": self.kv_heads,
@@ -291,6 +314,11 @@ class GPT(Module):
         and all weights are trained.
     lora_alpha, lora_layers
         Of the updates: alpha, and patterns of the names of their layers.
+    window
+        A token sees itself and the window - 1 before it in each layer (arXiv 2004.05150), as
+        sliding_window in transformers; None: all before it.
+    full_layers
+        Numbers of layers without the window, from 0.
     """
 
     _told_by = staticmethod(_told_of_texts)
@@ -323,6 +351,8 @@ class GPT(Module):
         lora_rank: int = 0,
         lora_alpha: float = LORA_ALPHA,
         lora_layers: tuple[str, ...] = LORA_LAYERS,
+        window: int | None = None,
+        full_layers: tuple[int, ...] = (),
     ) -> None:
         self.settings = settings = GPTSettings(
             vocabulary_size,
@@ -347,6 +377,8 @@ class GPT(Module):
             lora_rank,
             lora_alpha,
             tuple(lora_layers),
+            window,
+            tuple(full_layers),
         )
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
@@ -361,9 +393,10 @@ class GPT(Module):
                 dropout=dropout,
                 output_init=residual_init,
                 dtype=settings.dtype,
+                window=own_window,
                 **settings.attention,
             )
-            for _ in range(layers)
+            for own_window in settings.windows
         )
         self.head = Head(settings)
         if tied:
@@ -435,9 +468,9 @@ class GPT(Module):
             6 N                               N weights in matrix products: a multiplication and an
                                               addition each, once in the forward and twice in the
                                               backward
-            12 layers heads head_dim sequence_length
-                                              scores and weighted values, without credit for the
-                                              causal mask
+            12 heads head_dim length          scores and weighted values of each layer, without
+                                              credit for the causal mask; length: sequence_length,
+                                              or the window if that is less
 
         References
         ----------
@@ -449,4 +482,7 @@ class GPT(Module):
         num_multiplied = self.parameter_count - sum(
             table.parameter_count for table in tables if table is not None
         )
-        return 6 * num_multiplied + 12 * s.layers * s.heads * s.head_size * s.sequence_length
+        num_seen = sum(
+            [min(window or s.sequence_length, s.sequence_length) for window in s.windows]
+        )
+        return 6 * num_multiplied + 12 * s.heads * s.head_size * num_seen

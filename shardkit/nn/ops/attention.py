@@ -1,6 +1,7 @@
 r"""Attention, causal or to all keys, with masks or without.
 
 no mask:   one kernel, by tiles: the scores never exist as a whole
+a window:  the same; tiles that no query of theirs sees are not computed
 a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
 """
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from ...arguments import is_integer
+from ...arguments import is_integer, require
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
@@ -66,20 +67,32 @@ def causal_attention(
     return _by_tiles(q, k, v, _scale_of(q, scale), first_query, window)
 
 
-def attention_from(q: Tensor, k: Tensor, v: Tensor, firsts: Any) -> Tensor:
+def attention_from(
+    q: Tensor, k: Tensor, v: Tensor, firsts: Any, window: int | None = None
+) -> Tensor:
     """Return causal_attention's result where queries see no key before their first ones.
 
     firsts  [batch, S] integers, ascending along S, none behind its query
+    window  as of causal_attention; a query sees what both let it see
     """
     _check_attention(q, k, v, 0)
-    firsts = fresh.placed(firsts, xp_of(q.array))
+    check_window(window)
+    xp = xp_of(q.array)
+    firsts = fresh.placed(firsts, xp)
+    if window is not None and window < q.shape[2]:
+        behind = xp.arange(1, q.shape[2] + 1)
+        firsts = xp.maximum(firsts, behind - window)
     return _by_tiles(q, k, v, q.shape[-1] ** -0.5, 0, firsts=firsts)
 
 
-def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal_attention's result and shape where each query sees all keys; T > 0."""
+def attention_to_all(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    """Return causal_attention's result and shape where each query sees all keys; T > 0.
+
+    window  it sees the keys less than so far from it, before it and behind it; None: all
+    """
     _check_operands(q, k, v, enable_gqa=True)
-    return _by_tiles(q, k, v, q.shape[-1] ** -0.5, k.shape[2])
+    sight = _sight_of_own(q, k, False, window)
+    return _by_tiles(q, k, v, q.shape[-1] ** -0.5, *sight)
 
 
 def check_window(window: int | None) -> None:
@@ -88,10 +101,39 @@ def check_window(window: int | None) -> None:
         raise ShapeError(f"attention with window {window!r}; wanted a number of keys from 1 on")
 
 
+def check_one_sequence(num_queries: int, num_keys: int, window: int | None) -> None:
+    """Raise ShapeError on a window of queries and keys that are not of one sequence."""
+    if window is not None and num_queries != num_keys:
+        raise ShapeError(
+            f"attention of {num_queries} queries to {num_keys} keys with window {window}; wanted "
+            "as many of both, of one sequence: a window is about the distance in it"
+        )
+
+
+def require_window(what: str, window: int | None) -> None:
+    """Raise ConfigurationError unless this is a window of a layer, or None."""
+    is_right = window is None or is_integer(window, at_least=1)
+    require(is_right, f"{what} with window", window, "a number of tokens from 1 on, or None")
+
+
+def _sight_of_own(q, k, is_causal, window):
+    """Return (first_query, window) as the kernel wants them, for a sequence that sees itself.
+
+    Errors: ShapeError on a window of queries and keys that are not of one sequence.
+    """
+    check_window(window)
+    check_one_sequence(q.shape[-2], k.shape[-2], window)
+    if window is None or window >= k.shape[-2]:  # it hides nothing
+        return (0 if is_causal else k.shape[-2]), None
+    return (0, window) if is_causal else (window - 1, 2 * window - 1)
+
+
 def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
     many, or the last of them.
     """
+    if window is not None and window >= first_query + q.shape[2]:
+        window = None  # it hides nothing
     sight = first_query, window, firsts
     y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, *sight)
 
@@ -143,6 +185,8 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v: [..., S, Dv].
 
@@ -164,6 +208,10 @@ def scaled_dot_product_attention(
         1 / sqrt(D) if None.
     enable_gqa
         Key and value may have fewer heads, dim -3; each serves consecutive heads of query.
+    window
+        Of one sequence, S = T: query i sees keys less than so far from it, i - window < j <= i if
+        causal, else |i - j| < window (arXiv 2004.05150), with a mask what both let it see; None:
+        however far. Costs S x window, but with a mask S x T.
 
     Raises
     ------
@@ -182,35 +230,37 @@ def scaled_dot_product_attention(
         )
     scale = _scale_of(query, scale)
     if attn_mask is None and key.shape == value.shape and key.shape[-2] > 0:
-        shape = query.shape
+        shape, sight = query.shape, _sight_of_own(query, key, is_causal, window)
         query, key, value = [_as_4d(x) for x in (query, key, value)]
-        first_query = 0 if is_causal else key.shape[2]
-        return reshape(_by_tiles(query, key, value, scale, first_query), shape)
-    weights, sees = _weights(query, key, attn_mask, is_causal, scale)
+        return reshape(_by_tiles(query, key, value, scale, *sight), shape)
+    weights, sees = _weights(query, key, attn_mask, is_causal, scale, window)
     rows = _by_key_head(weights, value)
     y = reshape(matmul(rows, value), (*weights.shape[:-1], value.shape[-1]))
     return y if sees is None else where(sees, y, 0)
 
 
-def packed_attention(qkv: Tensor, num_heads: int, is_causal: bool) -> Tensor:
+def packed_attention(
+    qkv: Tensor, num_heads: int, is_causal: bool, window: int | None = None
+) -> Tensor:
     """Return the attention of a sequence to itself, [B, S, H D], for qkv [B, S, 3 H D].
 
     Queries, keys and values stand side by side; their gradients are written there.
+    window  as of scaled_dot_product_attention
     """
     batch, length, width = qkv.shape
     split = batch, length, 3, num_heads, width // 3 // num_heads
-    scale, first_query = split[4] ** -0.5, 0 if is_causal else length
+    form = split[4] ** -0.5, *_sight_of_own(qkv, qkv, is_causal, window)
 
     def parts(array):
         """Return q, k, v as views [B, H, S, D]."""
         return array.reshape(split).transpose(2, 0, 3, 1, 4)
 
-    y, log_sums = kernels.causal_attention(*parts(qkv.array), scale, first_query)
+    y, log_sums = kernels.causal_attention(*parts(qkv.array), *form)
 
     def backward(gradient, wanted):
         array = empty((batch, length, width), gradient.dtype, xp_of(gradient))
         gradient = gradient.reshape(batch, length, *split[3:]).swapaxes(1, 2)
-        given = gradient, *parts(qkv.array), y, log_sums, scale, first_query
+        given = gradient, *parts(qkv.array), y, log_sums, *form
         kernels.causal_attention_backward(*given, out=tuple(parts(array)))
         return (array,)
 
@@ -226,6 +276,7 @@ def attention_weights(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) [..., S, T]; 0 for a query that sees no key.
 
@@ -233,7 +284,7 @@ def attention_weights(
     """
     _check_operands(query, key, key, enable_gqa)
     scale = _scale_of(query, scale)
-    weights, sees = _weights(query, key, attn_mask, is_causal, scale)
+    weights, sees = _weights(query, key, attn_mask, is_causal, scale, window)
     return weights if sees is None else where(sees, weights, 0)
 
 
@@ -242,7 +293,7 @@ def _scale_of(query, scale):
     return query.shape[-1] ** -0.5 if scale is None else constant_of(scale, "scale of attention")
 
 
-def _weights(query, key, mask, is_causal, scale):
+def _weights(query, key, mask, is_causal, scale, window):
     """Return the weights [..., S, T], and which queries see a key, [..., S or 1, 1]; None: all do.
 
     The weights of those that see none mean nothing.
@@ -257,17 +308,29 @@ def _weights(query, key, mask, is_causal, scale):
         is_out = bias.array == -math.inf
         sees = ~is_out.all(axis=-1, keepdims=True)
         scores = add(scores, where(is_out, lowest, bias))
-    if is_causal:
-        xp = xp_of(scores.array)
-        earlier = xp.tri(*scores.shape[-2:], dtype=bool)
-        visible = earlier if visible is None else visible & earlier
+    near = _near(query, key, is_causal, window)
+    if near is not None:
+        visible = near if visible is None else visible & near
         if bias is not None:
-            sees = (~is_out & earlier).any(axis=-1, keepdims=True)
+            sees = (~is_out & near).any(axis=-1, keepdims=True)
     if visible is not None:
         scores = where(visible, scores, lowest)
         if bias is None:
             sees = visible.any(axis=-1, keepdims=True)
     return softmax(scores), sees
+
+
+def _near(query, key, is_causal, window):
+    """Return [S, T], True where a query sees a key by where they stand; None: everywhere."""
+    first_query, window = _sight_of_own(query, key, is_causal, window)
+    if not is_causal and window is None:
+        return None
+    xp = xp_of(query.array)
+    shape = query.shape[-2], key.shape[-2]
+    near = xp.tri(*shape, first_query, dtype=bool)
+    if window is None:
+        return near
+    return near & ~xp.tri(*shape, first_query - window, dtype=bool)
 
 
 def _parts_of_mask(mask, scores):

@@ -5,22 +5,22 @@
              and what queries saw in blocks is merged by the logarithms of their sums
 
 A block goes on as long as a rank ahead sees one of its keys: under a causal mask or a window not
-all the way. In the backward the gradients of keys and values travel behind their block, and from
-its last rank home. No scores are kept, nor blocks of others.
+all the way. Where a window lets queries see keys on both sides of them, blocks go one way and then
+the other, if these are fewer steps. In the backward the gradients of keys and values travel behind
+their block, and from its last rank home. No scores are kept, nor blocks of others.
 
     order    queries of span i, keys of span j: i sees j = i, i-1, ..., 0, last, ..., i+1, and its
              gradient is added so; that of j is added from i = j, j+1, ..., last, 0, ..., j-1
 
 This is the order in which blocks of even spans come by, on any number of ranks. So what ranks add
 has the same bits in each run, and in each size that cuts into the same spans. Where a rank has
-spans early and late, the order is that in which they arrive.
+spans early and late, or blocks go both ways, the order is that in which they arrive.
 
 Sources: Ring Attention (arXiv 2310.01889), online softmax (arXiv 1805.02867).
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -34,25 +34,13 @@ from ...comm.operations import Handle
 from ...errors import ShapeError
 from ...nn.autograd import Tensor, record
 from ...nn.ops.attention import check_window
-from .spans import Spans, Table, check_table, count_of, placed_spans
+from .itinerary import Itinerary, Sight, Sighting, Stop, itineraries_of
+from .spans import Table, check_table, count_of
 
 # tags of messages: keys and values, their gradients on the way, and on the way home
 BLOCK_TAG = 1
 SUMS_TAG = 2
 HOME_TAG = 3
-
-
-class Sight(NamedTuple):
-    """Which keys a query at position p sees: those from p - before to p + after; None: all."""
-
-    before: int | None
-    after: int | None
-
-    @classmethod
-    def of(cls, causal: bool, window: int | None) -> "Sight":
-        """Return that of causal attention, or to all; window: up to so many tokens, itself one."""
-        before = None if window is None else window - 1
-        return cls(before, 0 if causal else before)
 
 
 def ring_attention(
@@ -81,16 +69,16 @@ def ring_attention(
     """
     key_table = table if key_table is None else key_table
     sight, scale = checked(q, k, v, group, table, key_table, **form)
-    return attended(q, k, v, group, itinerary_of(table, key_table, sight, group.rank), scale)
+    return attended(q, k, v, group, itineraries_of(table, key_table, sight, group.rank), scale)
 
 
-def attended(q, k, v, group, itinerary, scale) -> Tensor:
+def attended(q, k, v, group, itineraries, scale) -> Tensor:
     """Return the attention, with its backward."""
-    y, log_sums = _attend(itinerary, group, q.array, k.array, v.array, scale)
+    y, log_sums = _attend(itineraries, group, q.array, k.array, v.array, scale)
 
     def backward(gradient, wanted):
         given = q.array, k.array, v.array, y, log_sums, scale
-        return _attend_backward(itinerary, group, gradient, *given)
+        return _attend_backward(itineraries, group, gradient, *given)
 
     return record(y, (q, k, v), backward, needs=(q, k, v), needs_output=True)
 
@@ -129,135 +117,12 @@ def _fit(q, k, v, num_queries, num_keys) -> bool:
     return q.shape[2] == num_queries and k.shape == v.shape == of_keys
 
 
-# ---- what sees what ----------------------------------------------------------------------------
-
-
-class Sighting(NamedTuple):
-    """Queries of a rank and keys of a block of which each of them sees one.
-
-    rows, keys            of the queries of the rank, and of the block
-    first_query, window   as the kernel wants them
-    """
-
-    rows: slice
-    keys: slice
-    first_query: int
-    window: int | None
-
-
-class Stop(NamedTuple):
-    """A block of keys that comes by.
-
-    owner      the rank whose keys they are
-    sightings   in their order
-    arrives    it comes here
-    goes_on    the next rank gets it
-    """
-
-    owner: int
-    sightings: tuple[Sighting, ...]
-    arrives: bool
-    goes_on: bool
-
-
-class Itinerary(NamedTuple):
-    """What a rank computes and sends.
-
-    stops      of blocks, its own first
-    closing    sightings with its own keys that come after all others
-    ends       for each rank the last one that its block comes to
-    counts     for each rank its keys
-    """
-
-    rank: int
-    stops: tuple[Stop, ...]
-    closing: tuple[Sighting, ...]
-    ends: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    def neighbor(self, step: int) -> int:
-        """Return the rank so many places ahead."""
-        return (self.rank + step) % len(self.ends)
-
-
-@lru_cache(maxsize=256)
-def itinerary_of(table: Table, key_table: Table, sight: Sight, rank: int) -> Itinerary:
-    """Return what this rank computes and sends."""
-    num_ranks = len(table)
-    hops = [_hops(table, spans, sight, owner) for owner, spans in enumerate(key_table)]
-    own = _sightings(table[rank], key_table[rank], sight)
-    stops = [Stop(rank, own[0], True, hops[rank] > 0)]
-    for hop in range(1, num_ranks):
-        owner = (rank - hop) % num_ranks
-        early, late = _sightings(table[rank], key_table[owner], sight)
-        sightings = tuple(sorted([*early, *late], key=_by_query))
-        count = hops[owner]
-        stops.append(Stop(owner, sightings, arrives=count >= hop, goes_on=count > hop))
-    ends = tuple([(owner + count) % num_ranks for owner, count in enumerate(hops)])
-    counts = tuple([count_of(spans) for spans in key_table])
-    return Itinerary(rank, tuple(stops), own[1], ends, counts)
-
-
-def _hops(table: Table, keys: Spans, sight: Sight, owner: int) -> int:
-    """Return how often a block goes on: to the last rank that sees one of its keys."""
-    num_ranks = len(table)
-    seen = [
-        hop
-        for hop in range(1, num_ranks)
-        if any(_sightings(table[(owner + hop) % num_ranks], keys, sight))
-    ]
-    return max(seen, default=0)
-
-
-def _sightings(queries: Spans, keys: Spans, sight: Sight):
-    """Return two tuples of sightings: of keys that do not begin after the queries, and the rest.
-
-    Queries go up, keys down.
-    """
-    early: list[Sighting] = []
-    late: list[Sighting] = []
-    for rows, span in placed_spans(queries):
-        for columns, key_span in reversed(placed_spans(keys)):
-            met = _sighting(rows, span, columns, key_span, sight)
-            if met is not None:
-                (early if key_span[0] <= span[0] else late).append(met)
-    return tuple(early), tuple(late)
-
-
-def _by_query(sighting: Sighting):
-    """Return the key of an order: queries up, keys down."""
-    return sighting.rows.start, -sighting.keys.start
-
-
-def _sighting(rows, span, columns, key_span, sight) -> Sighting | None:
-    """Return which queries of a span see which keys of another; None: none do.
-
-    Row i of the queries sees columns i + lowest .. i + highest of the keys, as far as there are.
-    """
-    num_rows, num_keys = [stop - start for start, stop in (span, key_span)]
-    offset = span[0] - key_span[0]
-    lowest = -num_rows if sight.before is None else offset - sight.before
-    highest = num_keys if sight.after is None else offset + sight.after
-    first_row, stop_row = max(0, -highest), min(num_rows, num_keys - lowest)
-    if first_row >= stop_row or num_keys == 0:
-        return None
-    first_key = max(0, first_row + lowest)
-    stop_key = min(num_keys, stop_row + highest)
-    is_limited = stop_row - 1 + lowest > first_key
-    return Sighting(
-        slice(rows.start + first_row, rows.start + stop_row),
-        slice(columns.start + first_key, columns.start + stop_key),
-        first_row + highest - first_key,
-        highest - lowest + 1 if is_limited else None,
-    )
-
-
 # ---- on arrays -----------------------------------------------------------------------------------
 
 
-def _attend(itinerary, group, q, k, v, scale):
+def _attend(itineraries, group, q, k, v, scale):
     """Return y [B, H, own, D] and log_sums [B, H, own] of arrays."""
-    if (sight := _sight_of_all(itinerary, q)) is not None:
+    if (sight := _sight_of_all(itineraries[0], q, k)) is not None:
         return kernels.causal_attention(q, k, v, scale, *sight)
     y = _by_position(q)
     log_sums = empty(q.shape[:3], y.dtype, xp_of(q))
@@ -271,18 +136,18 @@ def _attend(itinerary, group, q, k, v, scale):
             so_far = y[rows], log_sums[rows]
             kernels.merge_attention(*so_far, widened(seen), sums, out=so_far)
 
-    _pass_blocks(itinerary, group, k, v, lambda stop, block: see(block, stop.sightings))
-    see((k, v), itinerary.closing)
+    for itinerary in itineraries:
+        _pass_blocks(itinerary, group, k, v, lambda stop, block: see(block, stop.sightings))
+        see((k, v), itinerary.closing)
     return rounded(y, q.dtype), log_sums
 
 
-def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
+def _attend_backward(itineraries, group, gradient, q, k, v, y, log_sums, scale):
     """Return the gradients of q, k and v, for arrays of the forward."""
-    if (sight := _sight_of_all(itinerary, q)) is not None:
+    if (sight := _sight_of_all(itineraries[0], q, k)) is not None:
         given = gradient, q, k, v, y, log_sums, scale
         return kernels.causal_attention_backward(*given, *sight)
     for_q = _by_position(q)
-    key_sums = _KeySums(itinerary, group, k)
 
     def add(block, sightings, sums):
         keys_of, values_of = block
@@ -295,21 +160,30 @@ def _attend_backward(itinerary, group, gradient, q, k, v, y, log_sums, scale):
             for_keys[keys] += widened(terms[1])
             for_values[keys] += widened(terms[2])
 
-    def use(stop, block):
-        sums = key_sums.begin(stop)
-        add(block, stop.sightings, sums)
-        key_sums.leave(stop, sums())
+    def passed(itinerary):
+        """Return the gradients of own keys, of all ranks on one way."""
+        key_sums = _KeySums(itinerary, group, k)
 
-    _pass_blocks(itinerary, group, k, v, use)
-    for_keys = key_sums.come_home()
-    add((k, v), itinerary.closing, lambda: for_keys)
+        def use(stop, block):
+            sums = key_sums.begin(stop)
+            add(block, stop.sightings, sums)
+            key_sums.leave(stop, sums())
+
+        _pass_blocks(itinerary, group, k, v, use)
+        for_keys = key_sums.come_home()
+        add((k, v), itinerary.closing, lambda: for_keys)
+        return for_keys
+
+    for_keys, *others = map(passed, itineraries)
+    for sums in others:
+        for_keys += sums
     return tuple([rounded(total, q.dtype) for total in (for_q, *for_keys)])
 
 
-def _sight_of_all(itinerary, q):
+def _sight_of_all(itinerary, q, k):
     """Return the sight of all queries in all keys, in one piece; None: there are several."""
     sightings = itinerary.stops[0].sightings + itinerary.closing
-    everything = slice(0, q.shape[2]), slice(0, itinerary.counts[0])
+    everything = slice(0, q.shape[2]), slice(0, k.shape[2])
     is_alone = len(itinerary.ends) == len(sightings) == 1
     return sightings[0][2:] if is_alone and sightings[0][:2] == everything else None
 
@@ -334,25 +208,28 @@ def _indexed(sighting: Sighting):
 def _pass_blocks(itinerary: Itinerary, group, k, v, use: Callable) -> None:
     """Call use(stop, block) for each block that comes by, while the next one travels.
 
-    block   keys and values [2, B, KV, T, D] of the owner
+    block   keys and values [2, B, KV, T, D]: the part of the owner's that travels, or its own
     """
     block: Any = (k, v)
+    leaving: Any = None
     if itinerary.stops[0].goes_on:
-        block = _travelling(itinerary, group, k, itinerary.rank, k.dtype)
-        block[0], block[1] = k, v
+        part = itinerary.parts[itinerary.rank]
+        leaving = _travelling(itinerary, group, k, itinerary.rank, k.dtype)
+        for into, array in zip(leaving, (k, v)):
+            into[...] = array[:, :, part]
     for stop, following in zip(itinerary.stops, (*itinerary.stops[1:], None)):
         coming, under_way = None, []
         if following is not None and following.arrives:
             coming = _travelling(itinerary, group, k, following.owner, k.dtype)
             under_way.append(group.irecv(coming, itinerary.neighbor(-1), BLOCK_TAG))
         if stop.goes_on:
-            under_way.append(group.isend(block, itinerary.neighbor(1), BLOCK_TAG))
+            under_way.append(group.isend(leaving, itinerary.neighbor(1), BLOCK_TAG))
         with products.doing_also_meanwhile(_looking_at(under_way)):
             if stop.arrives:
                 use(stop, block)
         for handle in under_way:
             handle.wait()
-        block = coming
+        block = leaving = coming
 
 
 def _looking_at(handles: list[Handle]) -> Callable[[], None]:
@@ -371,7 +248,8 @@ def _travelling(itinerary: Itinerary, group, k, owner: int, dtype):
     It lies where other ranks can read it, if there is room.
     """
     batch, heads, _, dim = k.shape
-    shape = 2, batch, heads, itinerary.counts[owner], dim
+    part = itinerary.parts[owner]
+    shape = 2, batch, heads, part.stop - part.start, dim
     heap = None if is_device_array(k) else group.memory()
     array = None if heap is None else heap.empty(shape, dtype)
     return empty(shape, dtype, xp_of(k)) if array is None else array
@@ -379,7 +257,7 @@ def _travelling(itinerary: Itinerary, group, k, owner: int, dtype):
 
 class _KeySums:
     """Gradients of keys and values: each rank adds its terms to those of a block, and sends them
-    after it; the last one sends them home.
+    after it, of the part that travels; the last one sends them home.
     """
 
     def __init__(self, itinerary: Itinerary, group, k):
@@ -389,16 +267,21 @@ class _KeySums:
         self._dtype = wide(k.dtype)
         self._leaving: list[tuple] = []  # (handle, array)
         self._own: Any = None
+        self._returned: Any = None  # what other ranks made of the part that travelled
         self._home: Handle | None = None
         last = itinerary.ends[itinerary.rank]
         if last != itinerary.rank:
-            self._own = self._empty(itinerary.rank)
-            self._home = group.irecv(self._own, last, HOME_TAG)
+            self._returned = self._empty(itinerary.rank)
+            self._home = group.irecv(self._returned, last, HOME_TAG)
 
     def begin(self, stop: Stop) -> Callable:
         """Return () -> the sums of this block so far, which may still be on their way."""
-        array = self._empty(stop.owner)
         if stop.owner == self._itinerary.rank:
+            shape = 2, *self._k.shape
+            self._own = fresh.zeros(shape, self._dtype, xp_of(self._k))
+            return lambda: self._own
+        array = self._empty(stop.owner)
+        if self._itinerary.begins_sums(stop.owner):
             array.fill(0)
             return lambda: array
         arrival = self._group.irecv(array, self._itinerary.neighbor(-1), SUMS_TAG)
@@ -412,19 +295,28 @@ class _KeySums:
     def leave(self, stop: Stop, array) -> None:
         """Send the sums on, or home; those before have arrived."""
         self._wait()
-        if stop.goes_on:
+        is_own = stop.owner == self._itinerary.rank
+        if stop.goes_on and is_own:
+            if self._itinerary.begins_sums(stop.owner):
+                leaving = self._empty(stop.owner)
+                leaving[...] = array[:, :, :, self._part]
+                self._send(leaving, self._itinerary.neighbor(1), SUMS_TAG)
+        elif stop.goes_on:
             self._send(array, self._itinerary.neighbor(1), SUMS_TAG)
-        elif stop.owner != self._itinerary.rank:
+        elif not is_own:
             self._send(array, stop.owner, HOME_TAG)
-        else:
-            self._own = array
 
     def come_home(self):
         """Return the sums of this rank's own block."""
         self._wait()
         if self._home is not None:
             self._home.wait()
+            self._own[:, :, :, self._part] = self._returned
         return self._own
+
+    @property
+    def _part(self):
+        return self._itinerary.parts[self._itinerary.rank]
 
     def _empty(self, owner):
         return _travelling(self._itinerary, self._group, self._k, owner, self._dtype)

@@ -14,6 +14,7 @@ from ...nn.layers.attention import MultiheadAttention
 from ...nn.layers.basic import input_tensor
 from ...nn.layers.spectral import SpectralConv, check_grid
 from ...nn.models.gpt import TokenEmbedding, are_marked
+from ...nn.ops.attention import check_one_sequence
 from ...nn.ops.modes import Slab
 from ...nn.transformer import SelfAttention
 from .axis import GRID_DIM, CutLayer, DomainAxis
@@ -62,8 +63,8 @@ class CutSelfAttention(CutLayer):
         table = self.axis.table(x, self.path_in_model)
         group = self.axis.group
 
-        def attend(q, k, v, causal):
-            return cut_attention(q, k, v, group, table, causal=causal)
+        def attend(q, k, v, **form):
+            return cut_attention(q, k, v, group, table, **form)
 
         return self.takes_place_of.forward(self, x, attend, table[group.rank])
 
@@ -90,8 +91,9 @@ class CutMultiheadAttention(CutLayer):
         table = self.axis.table(query, path)
         key_table = table if key is query else self.axis.table(key, path)
 
-        def attend(q, k, v, mask, is_causal):
-            return cut_attention(q, k, v, group, table, key_table, causal=is_causal)
+        def attend(q, k, v, mask, is_causal, window):
+            check_one_sequence(length_of(table), length_of(key_table), window)
+            return cut_attention(q, k, v, group, table, key_table, causal=is_causal, window=window)
 
         return self.takes_place_of.forward(self, query, key, value, **form, attend=attend)
 
