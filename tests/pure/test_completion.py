@@ -13,6 +13,7 @@ from shardkit.testing.task import BUILT_IN
 
 argcomplete = pytest.importorskip("argcomplete")
 
+DEBUG = 9  # the descriptor to which argcomplete writes what it does
 HEAVY = "numba llvmlite mpi4py h5py scipy torch pyarrow".split()
 
 
@@ -20,8 +21,12 @@ HEAVY = "numba llvmlite mpi4py h5py scipy torch pyarrow".split()
 def offered(monkeypatch):
     """(line) -> what may stand at its end."""
 
-    def refused(*arguments):
-        raise OSError("descriptor 9, of the shell's function, is another file of this process")
+    opened = os.fdopen
+
+    def refused(descriptor, *arguments, **more):
+        if descriptor == DEBUG:
+            raise OSError("of the shell's function; another file of this process has that number")
+        return opened(descriptor, *arguments, **more)
 
     def offered(line):
         told = io.StringIO()
