@@ -32,9 +32,8 @@ from ...nn.module import Module, check_input_of, context_of_pass, output_shape_o
 from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
 
-SAMPLE_BITS = (
-    32  # of the number of a rank's samples; above it in the same message is the form of its part
-)
+# of the number of a rank's samples; above it, in the same message, is the form of its part
+SAMPLE_BITS = 32
 
 _PASSED = "passed"  # beside what ranks must have alike
 
