@@ -46,6 +46,7 @@ from shardkit.testing.checkpoint import (
 from shardkit.testing.comm import (
     LEDGER_NAME,
     Ledger,
+    LedgerPlace,
     Seat,
     crowding,
     read_ledgers,
@@ -58,6 +59,7 @@ from shardkit.testing.comm import (
 from shardkit.testing.layout import Box, FlatLayout
 
 OPEN_SECONDS = 1e-3  # of a file on a shared file system
+RANKS_PER_NODE = 8
 STATES = ("model", "optimizer/first_moment", "optimizer/second_moment")
 DESCRIPTION = {
     "step": 1,
@@ -224,7 +226,8 @@ def ledgers(folder: Path, num_ranks: int, tensor: int = 8) -> None:
             (f"world/2.{column}", range(column, num_ranks, tensor)),
             *groups,
         ]
-        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, num_ranks)
+        place = LedgerPlace(rank - rank % RANKS_PER_NODE, rank % RANKS_PER_NODE, 1)
+        ledger = Ledger(folder, rank, num_ranks, place=place)
         for group, ranks in own:
             ledger.begin("all_reduce", group, ranks, 1, numpy.dtype("float32"), 10)
             ledger.end()
@@ -258,7 +261,7 @@ def reported(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def opening(seconds: float):
-    """Return a context manager: to open a ledger takes so long in it; it is the list of these."""
+    """Return a context manager: to open a file takes so long in it; it is the list of these."""
     real, opens = recorded.opened, []
 
     def slow(path, **given):
@@ -302,7 +305,7 @@ def hang_costs(num_ranks: int) -> dict[str, int]:
     """Return the bytes of names in a ledger, and the calls of functions of a report."""
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     ledgers(folder, num_ranks)
-    content = (folder / LEDGER_NAME.format(num_ranks - 1)).read_bytes()[128:4096]
+    content = (folder / LEDGER_NAME.format(0)).read_bytes()[128:4096]
     calls = calls_of(lambda: reported(folder))
     with opening(0.0) as opens:
         reported(folder)

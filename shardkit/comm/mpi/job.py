@@ -4,6 +4,7 @@ communicators   the user's (parent), one for each group, one for the guard
 this rank       its node, the cores of the node, who watches over it
 """
 
+import os
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -22,6 +23,7 @@ from ..node.levels import LevelsChannel
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
+from ..watch.places import LedgerPlaces
 from ..watch.watchdog import Watchdog
 from .channel import MPIChannel
 from .ending import ending
@@ -81,18 +83,24 @@ class Job:
         if self.watchdogs:
             [*self.watchdogs.values()][-1].take_over()
 
-    def find_node(self) -> None:
-        """Learn this rank's place on its node, and share the node's cores and memory."""
+    def find_node(self, places: LedgerPlaces) -> None:
+        """Learn this rank's place on its node, and share the node's cores and memory.
+
+        places   of the ledgers of all ranks, which are learned too: a file belongs to one node, and
+                 where ranks are numbered anew, it keeps a number in MPI_COMM_WORLD for its name
+        """
         node = self.parent.Split_type(self.mpi.COMM_TYPE_SHARED)
         self.local_rank = node.rank
         if self.owns_job:
             settle_threads(node)
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
-        seats = node.allgather(Seat.here(1))
+        started = self.mpi.COMM_WORLD.rank if self.outlives_ranks else self.parent.rank
+        numbers, seats = zip(*node.allgather((started, Seat.here(1))))
         home = None if self._node is None else self._node.members[0]
         warden = attendance().warden
-        own = home, not have_cores(seats), warden and warden.ended
-        self._homes, crowded, unwatched = zip(*self.parent.allgather(own))
+        own = home, min(numbers), not have_cores(seats), warden and warden.ended
+        self._homes, nodes, crowded, unwatched = zip(*self.parent.allgather(own))
+        places.learn(nodes, self.parent.bcast(int.from_bytes(os.urandom(7))))
         self._shares_cores = any(crowded)
         _warn_of_unwatched(unwatched)
         node.Free()
@@ -101,7 +109,7 @@ class Job:
         """Return the messages of all ranks, on a duplicate of the user's communicator."""
         communicator = self._own(self.parent.Dup())
         communicator.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
-        self.find_node()
+        self.find_node(progress.places)
         members = Members(key, tuple(range(communicator.size)))
         return MPIChannel(
             self.mpi,

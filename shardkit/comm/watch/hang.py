@@ -16,8 +16,8 @@ from ...errors import CheckpointError
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY
 from .folder import LOOK_NAMES
-from .ledger import LEDGER_NAME
-from .ledgers import ANY, Ledgers, read_ledgers
+from .ledgers import ANY, Ledgers, read_ledgers, without_room
+from .places import LedgerPlaces
 from .processes import is_stopped
 from .progress import Call
 from .pulse import Pulse
@@ -26,7 +26,7 @@ from .recorded import GroupName, RecordedRank
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
 LEDGER_NAMES = {  # in a folder
-    r"rank-\d{5,}\.(ledger|stacks)|hang": FILE,
+    r"node-\d{5,}\.ledger|rank-\d{5,}\.(ledger|stacks)|hang": FILE,
     TEMPORARY: FILE,
     **LOOK_NAMES,
 }
@@ -98,7 +98,7 @@ def _silent_lines(folder: Path, found: Ledgers) -> list[str]:
     """Return which ranks left no ledger, and for which of them there was no room."""
     everyone = numpy.arange(found.rows["world_size"][0])
     silent = numpy.setdiff1d(everyone, found.ranks).tolist()
-    full = [rank for rank in silent if _is_empty(folder / LEDGER_NAME.format(rank))]
+    full = sorted(without_room(folder).intersection(silent))
     lines = [f"{_ranks(silent)} left no ledger here"] if silent else []
     if full:
         lines.append(f"  there was no room on the disk for {_ranks(full)}, which may be all right")
@@ -179,8 +179,8 @@ def _not_come(folder: Path, found: Ledgers, seconds: float) -> tuple[set[int], s
     since = inf if seconds == inf else time.time() - seconds
     at_work = idle.intersection(found.ranks[found.rows["worked"] > since].tolist())
     idle = idle - at_work or at_work
-    without_room = {n for n in idle if _is_empty(folder / LEDGER_NAME.format(n))}
-    return missing, idle - without_room or without_room, is_known  # these may be all right
+    full = without_room(folder).intersection(idle).difference(found.ranks.tolist())
+    return missing, idle - full or full, is_known  # these may be all right
 
 
 def _last_numbers(found: Ledgers) -> dict[int, int]:
@@ -246,12 +246,12 @@ def _why_away(named: set[int], away: dict[int, float]) -> str:
     )
 
 
-def late_text(folder, call: Call) -> str:
+def late_text(folder, call: Call, places: LedgerPlaces) -> str:
     """Return which ranks have not begun a collective, in words; "" if none is known.
 
     Errors: FileNotFoundError if there are no ledgers.
     """
-    late = read_ledgers(folder, call.ranks).late(call).tolist()
+    late = read_ledgers(folder, call.ranks, places).late(call).tolist()
     return f"{_ranks(late)} {'is' if len(late) == 1 else 'are'} missing" if late else ""
 
 
@@ -308,14 +308,6 @@ def _by_call(rows: list[int], found: Ledgers) -> list[list[int]]:
     for row, key in zip(rows, keys):
         by_call[key].append(row)
     return sorted(by_call.values(), key=len, reverse=True)[:_MAX_CALLS]
-
-
-def _is_empty(path: Path) -> bool:
-    """Return True for a ledger that there was no room for."""
-    try:
-        return path.stat().st_size == 0
-    except OSError:
-        return False
 
 
 def _last_seen(rank: RecordedRank, now: float) -> str:
