@@ -37,6 +37,7 @@ from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
+from .ranks import compact
 from .transport import GpuTransport, MessageLanes, StagedTransport, port_of
 from .under_way import check_alive, handle_of
 from .watch.frames import OF_VERB
@@ -87,7 +88,7 @@ class Verbs:
         progress: Progress,
     ) -> None:
         self.rank, self.world_size = rank, len(world_ranks)
-        self.world_ranks, self.group_key = tuple(world_ranks), group_key
+        self.world_ranks, self.group_key = compact(world_ranks), group_key
         self.staging, self.progress = staging, progress
         self.traffic = Traffic()
         self.channel: Any = None  # a Channel

@@ -1,8 +1,12 @@
 """The report of many ranks: right or silent, and linear in the ranks."""
 
+import itertools
+import math
+import pickle
 import random
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from threading import Barrier, Thread
 
@@ -11,6 +15,7 @@ import pytest
 
 import shardkit as sk
 from shardkit.testing.comm import (
+    FEW,
     LEDGER_NAME,
     LEDGER_SLOT_BYTES,
     NO_ROOM_NAME,
@@ -24,8 +29,10 @@ from shardkit.testing.comm import (
     Turn,
     Watchdog,
     call_clock,
+    compact,
     hang_report,
     hang_suspects,
+    in_words,
     ranges_text,
     ranks_in,
     read_ledger,
@@ -57,7 +64,10 @@ def test_ranges_hold_the_ranks_that_were_written(most):
         ([7], "7"),
         (range(4096), "0-4095"),
         (range(3, 4096, 8), "3-4091/8"),
-        ([0, 1, 8, 9, 20], "0-1,8-9,20"),
+        ([0, 1, 8, 9, 20], "0-1x2/8,20"),
+        ([r for r in range(4096) if r % 8 < 2], "0-1x512/8"),
+        ([r for r in range(4096) if r % 8 < 2 and r // 64 % 4 == 3], "192-193x8/8x16/256"),
+        (range(8), "0-7"),
         ([5, 9], "5,9"),
         ([2, 1, 0], "0-2"),
     ],
@@ -67,11 +77,70 @@ def test_groups_of_a_mesh_are_a_few_ranges(ranks, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1-", "-1", "3-2", "0-9", "1,,2", "0-4/0", "0-4,0-4", "0-99999999999"]
+    "text",
+    ["x", "1-", "-1", "3-2", "0-9", "1,,2", "0-4/0", "0-4,0-4", "0-99999999999"]
+    + ["0-1x", "0-1x2", "0-1x9/1", "0-1x2/9", "0x0/1", "0x999999999/0", "x2/2"],
 )
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(ValueError, match="range"):
         ranks_in(text, 8)
+
+
+@pytest.mark.parametrize("axes", [(2, 3, 4), (8, 64), (4096,), (5, 7, 3, 2)])
+def test_groups_of_a_mesh_are_kept_in_a_few_bytes_and_are_the_same(axes):
+    """Every axis and every two of them, from each rank of a mesh, as ranks in order."""
+    every = numpy.arange(math.prod(axes)).reshape(axes)
+    for num_axes in (1, 2):
+        for chosen in itertools.combinations(range(len(axes)), num_axes):
+            size = math.prod(axes[axis] for axis in chosen)
+            for row in numpy.moveaxis(every, chosen, range(-num_axes, 0)).reshape(-1, size)[:50]:
+                found, ranks = compact(row.tolist()), tuple(row.tolist())
+                assert found == ranks and hash(found) == hash(ranks) and list(found) == [*ranks]
+                assert [found[n] for n in range(-size, size)] == [*ranks, *ranks]
+                assert len(found) == size and found[1:] == ranks[1:]
+                if size > FEW:
+                    assert len(found.parts) == 1 and compact(found) is found
+                    assert pickle.loads(pickle.dumps(found)) == found != ranks[1:]
+
+
+def test_ranks_without_a_pattern_stay_a_tuple():
+    rng = random.Random(3)
+    for most in (20, 40, 400):
+        ranks = tuple(rng.sample(range(4 * most), most))
+        assert compact(ranks) == ranks and isinstance(compact(ranks), tuple)
+    seats = [node for node in range(0, 4000, 8) for _ in range(8)][:-3]
+    assert compact(seats) == tuple(seats) and len(compact(seats).parts) == 2
+    with pytest.raises(IndexError):
+        compact(range(99))[99]
+
+
+@pytest.mark.parametrize(
+    "ranks, words",
+    [
+        ([3], "rank 3"),
+        ([0, 2, 5], "ranks 0, 2, 5"),
+        (range(4096), "ranks 0-4095 (4096 of them)"),
+        (range(0, 4096, 8), "ranks 0, 8, ... 4088 (512 of them)"),
+        ([*range(9), 11], "ranks 0-8, 11 (10 of them)"),
+        ([n * n for n in range(99)], "ranks 0, 1, ... 9604 (99 of them)"),
+    ],
+)
+def test_ranks_are_told_in_a_few_words(ranks, words):
+    assert in_words(ranks) == words
+
+
+def test_a_rank_keeps_its_groups_in_bytes_that_do_not_grow_with_them():
+    """A tuple of integers has 36 bytes for each rank."""
+    sizes = []
+    for num_ranks in (512, 4096):
+        groups = [range(num_ranks), range(3, num_ranks, 8), range(num_ranks // 2)]
+        groups = [tuple(ranks) for ranks in groups]
+        tracemalloc.start()
+        kept = [compact(ranks) for ranks in groups]
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert kept == groups
+    assert sizes[1] < 1.2 * sizes[0] < 4000, sizes
 
 
 # ---- right or silent -----------------------------------------------------------------------------
@@ -287,7 +356,7 @@ def test_ranks_that_are_missing_among_many_are_counted(tmp_path, num_missing):
     found, report = hang_suspects(tmp_path), hang_report(tmp_path)
     named = "rank 3 is missing"
     if num_missing > 8:
-        named = f"ranks 3, 4, 5, ... {missing[-1]} ({num_missing} of them) are missing"
+        named = f"ranks 3-{missing[-1]} ({num_missing} of them) are missing"
     assert found == named
     assert f"missing: {named.rpartition(' ')[0].rpartition(' ')[0]} of 512 ranks" in report
     assert len(report) < 4000
@@ -300,7 +369,7 @@ def test_calls_of_many_groups_are_a_few_lines(tmp_path):
         ledger.close()
     report = hang_report(tmp_path)
     assert "in 84 more calls" in report and len(report) < 6000
-    assert hang_suspects(tmp_path) == "ranks 0, 1, 2, ... 99 (100 of them) are missing"
+    assert hang_suspects(tmp_path) == "ranks 0-99 (100 of them) are missing"
 
 
 def calls_of_python(function):

@@ -23,6 +23,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from sys import _getframe
@@ -34,6 +35,7 @@ from ...files.mapping import MappedPart, map_part
 from ...files.notes import tell
 from ...files.removing import remove_file
 from ...files.writing import open_new
+from ..ranks import ranges_text
 from .frames import first_frame
 from .places import LedgerPlace
 from .pulse import NAMES_BYTES as _NAMES_BYTES
@@ -41,7 +43,6 @@ from .pulse import NAMES_START as _NAMES_START
 from .pulse import NUM_RECORDS, PULSE, PULSE_START, RECORD_FIELDS
 from .pulse import RECORD as _RECORD
 from .pulse import RING_START as _RING_START
-from .ranges import ranges_text
 
 MAGIC = b"sklgr\x00\x00\x04"  # the last byte is the version
 NO_ROOM_NAME = "rank-{:05d}.ledger"  # an empty file: there was no room for the ledger of this rank
@@ -163,14 +164,14 @@ class Names:
             number = self._dtypes[dtype] = 0 if dtype is None else self.number(str(dtype))
         return number
 
-    def group(self, group: str, ranks: tuple[int, ...]) -> int:
+    def group(self, group: str, ranks: Sequence[int]) -> int:
         """Return the number of a group: "world/2.0 of ranks 0-1"."""
         number = self._groups.get(group)
         if number is None:
             number = self._groups[group] = self._place(group, OF_RANKS, ranks)
         return number
 
-    def _place(self, group: str, relation: str, ranks: tuple[int, ...]) -> int:
+    def _place(self, group: str, relation: str, ranks: Sequence[int]) -> int:
         text = f"{group}{relation}{ranges_text(ranks)}"
         if len(text) > _MOST_NAME_BYTES:
             text = f"{group}{relation}{UNKNOWN_RANKS}"
@@ -180,7 +181,7 @@ class Names:
         """Return the numbers of the groups of these keys, 0 for those without one."""
         return [self._groups.get(group, 0) for group in groups]
 
-    def message(self, group: str, ranks: tuple[int, ...]) -> int:
+    def message(self, group: str, ranks: Sequence[int]) -> int:
         """Return the number of a message, or of a collective under way: "world with rank 0-3"."""
         number = self._groups.get((group, ranks))
         if number is None:
@@ -241,7 +242,7 @@ class Ledger:
         self,
         verb: str,
         group: str,
-        ranks: tuple[int, ...],
+        ranks: Sequence[int],
         number_on_group: int | None,
         dtype=None,
         count: int = -1,

@@ -6,7 +6,7 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -32,7 +32,7 @@ class Call:
 
     verb: str
     group: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     number: int | None
 
     def __str__(self):
@@ -257,7 +257,7 @@ class Progress:
         self,
         verb: str,
         group: str,
-        ranks: tuple[int, ...],
+        ranks: Sequence[int],
         dtype=None,
         count: int = -1,
         site: int | None = None,
@@ -270,7 +270,7 @@ class Progress:
         if self._ledger is not None:
             self._ledger.begin(verb, group, ranks, number, dtype, count, site)
 
-    def take_over(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+    def take_over(self, verb: str, group: str, ranks: Sequence[int]) -> None:
         """Go on with a collective that compiled code has begun, and noted; end() must follow."""
         self._begin_collective(verb, group, ranks)
 
@@ -282,7 +282,7 @@ class Progress:
         tally[NUM_CALLS] = number
         return number
 
-    def begin_message(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+    def begin_message(self, verb: str, group: str, ranks: Sequence[int]) -> None:
         """Begin a verb between two ranks; end() must follow."""
         self.began = time.monotonic()
         self.current = Call(verb, group, ranks, None)

@@ -13,6 +13,7 @@ import numpy
 
 from ...errors import CheckpointError
 from ...files.reading import bytes_of, opened, understood
+from ..ranks import ranks_in
 from .ledger import (
     CODE,
     CODE_START,
@@ -34,7 +35,6 @@ from .ledger import (
     WORKED_OFFSET,
 )
 from .pulse import NAMES_BYTES, NAMES_START, NUM_RECORDS, PULSE, PULSE_START, RING_START, Pulse
-from .ranges import ranks_in
 
 MOST_RANKS = 2**20  # more than any training job has
 UNKNOWN_NAME = "?"  # of what had no room among the names
