@@ -55,7 +55,7 @@ class Verbs:
     rank
         Position in this group.
     world_ranks
-        Of this group's ranks, in the first backend.
+        Of this group's ranks, in the first backend; kept as a pattern (ranks.py) of more than a few.
     group_key
         The same on all ranks of a group, different between groups.
 

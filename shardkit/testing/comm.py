@@ -27,6 +27,7 @@ NAMES = {
     "mpi.launch": "check_launch check_library launch_warnings",
     "node.between": "COMBINE RoundsChannel",
     "node.noted": "Loops NotedLoops",
+    "gpu.levels": "NodeSwaps",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
     "node.mailbox": "NAPS NAP_TURNS SLOT_BYTES YIELDS YIELD_TURNS new_mailbox table_of",

@@ -21,6 +21,7 @@ from itertools import cycle
 import numpy
 
 from ...array.arena import empty
+from ...array.backend import xp_of
 from ...errors import OutOfMemoryError
 from .. import arguments
 from ..checks import equal_counts, pieces_of, ring_bytes, shares_of, starts_of
@@ -183,6 +184,7 @@ def to_owner(channel, parts, out, scratch, tag: int, add: Callable = add_slices)
     add       function (slices, out)
     """
     rounds = rounds_of_sum(channel.rank, channel.size)
+    sum_dtype = WIDE if out.dtype.name in HALF_FLOATS else out.dtype
     held = dict(enumerate(parts))
     for this in rounds:
         sizes = [parts[number].size for number in this.kept]
@@ -193,7 +195,7 @@ def to_owner(channel, parts, out, scratch, tag: int, add: Callable = add_slices)
         yield channel.exchange(outgoing, incoming, tag)
         into = out
         if this is not rounds[-1]:
-            into = empty(starts[-1], WIDE if out.dtype.name in HALF_FLOATS else out.dtype)
+            into = empty(starts[-1], sum_dtype, xp_of(out))
             rows = [row.astype(into.dtype, copy=False) for row in rows]
         if into.size:
             add(rows, into)
@@ -272,7 +274,7 @@ def _place(sent: Sent, rows, starts):
 
 def _at_least(count: int, dtype, scratch):
     is_enough = scratch.size >= count and scratch.dtype == dtype
-    return scratch[:count] if is_enough else empty(count, dtype)
+    return scratch[:count] if is_enough else empty(count, dtype, xp_of(scratch))
 
 
 def _packed(held, numbers):
@@ -283,14 +285,14 @@ def _packed(held, numbers):
 def _joined(pieces):
     """Return pieces [n] one after the other, in their own memory where they lie so."""
     whole = _as_one(pieces)
-    return numpy.concatenate(pieces) if whole is None else whole
+    return xp_of(*pieces).concatenate(pieces) if whole is None else whole
 
 
 def _room_of(pieces):
     """Return room for pieces [n] one after the other, their own memory where they lie so."""
     whole = _as_one(pieces)
     size = sum(piece.size for piece in pieces)
-    return empty(size, pieces[0].dtype) if whole is None else whole
+    return empty(size, pieces[0].dtype, xp_of(*pieces)) if whole is None else whole
 
 
 def _unpack(room, pieces) -> None:
@@ -303,9 +305,11 @@ def _unpack(room, pieces) -> None:
 
 def _as_one(pieces):
     """Return a view of pieces that lie side by side in memory; None if they do not."""
-    if len(pieces) == 1:
-        return pieces[0]
     filled = [piece for piece in pieces if piece.size] or pieces[:1]
+    if len(filled) == 1:
+        return filled[0]
+    if xp_of(*filled) is not numpy:  # a GPU copies them sooner than they are looked at
+        return None
     places = [piece.__array_interface__["data"][0] for piece in filled]
     ends = [place + piece.nbytes for place, piece in zip(places, filled)]
     if places[1:] != ends[:-1]:
