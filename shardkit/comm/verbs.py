@@ -55,7 +55,7 @@ class Verbs:
     rank
         Position in this group.
     world_ranks
-        Of this group's ranks, in the first backend; kept as a pattern (ranks.py) of more than a few.
+        Of this group's ranks, in the first backend; more than a few are kept as a pattern.
     group_key
         The same on all ranks of a group, different between groups.
 

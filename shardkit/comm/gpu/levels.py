@@ -12,15 +12,16 @@ all nodes add these sums: between nodes go no more bytes than in a ring.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy
 
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ..checks import pieces_of, ranks_per_node, starts_of
-from ..collectives.asynchronous import each_window_to_owner
-from ..collectives.ordered import reduce_to_owners
+from ..collectives.ordered import add_slices, reduce_to_owners
 from ..collectives.rounds import DIRECT
+from ..collectives.turns import each_window_to_owner
 from ..wire import HALF_FLOATS
 
 WIDE = numpy.dtype("float32")  # in which half floats are added
@@ -66,7 +67,8 @@ class NodeSwaps:
         sums = empty(sum(own), dtype, xp_of(flat))
         starts = [*starts_of(own), sums.size]
         pieces = pieces_of(flat, counts)
-        at_once = max(1, SCRATCH_ELEMENTS // (len(self._near) * max(*counts, 1)))
+        largest = max(*counts, 1) * len(self._near)
+        at_once = max(1, SCRATCH_ELEMENTS // largest)
         for first in range(0, len(own), at_once):
             end = min(first + at_once, len(own))
             packed, sizes = self._by_place(pieces, range(first, end))
@@ -79,9 +81,10 @@ class NodeSwaps:
         elements of each place.
         """
         here = len(self._near)
-        places = [[pieces[node * here + place] for node in nodes] for place in range(here)]
-        flat = [piece for there in places for piece in there]
-        return xp_of(*flat).concatenate(flat), [sum(map(len, there)) for there in places]
+        of_nodes = pieces[nodes.start * here : nodes.stop * here]
+        places = [of_nodes[place::here] for place in range(here)]
+        sizes = [sum(map(len, there)) for there in places]
+        return xp_of(*pieces).concatenate([*chain(*places)]), sizes
 
     def _near_of(self, rank: int) -> slice:
         """Return the ranks of the node of this one."""
@@ -99,9 +102,10 @@ class NodeSwaps:
 
     def _add_in_rounds(self, lane: "_Lane", flat, counts, out):
         """Add as the rounds of rounds.py: a swap each, with a few ranks."""
+        parts = pieces_of(flat, counts)
         window = max(1, SCRATCH_ELEMENTS // lane.size)
         room = empty(lane.size * min(window, max(counts)), flat.dtype, xp_of(flat))
-        for turns in each_window_to_owner(lane, pieces_of(flat, counts), out, window, [room], 0):
+        for turns in each_window_to_owner(lane, parts, out, window, [room], 0, add_slices):
             for _ in turns:  # a swap is done, or in the order of the stream
                 pass
 
