@@ -175,6 +175,7 @@ def test_sums_over_nodes_have_the_bits_of_the_tree_and_send_no_more_than_a_ring_
 
 
 @pytest.mark.parametrize("num_ranks", [17, 24])
+@pytest.mark.thorough(but=1)
 def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
     """Sizes of several windows, of fewer elements than ranks, and of none."""
     monkeypatch.setattr("shardkit.testing.comm.gpu_levels.SCRATCH_ELEMENTS", 1 << 11)
@@ -196,6 +197,7 @@ def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
 
 
 @pytest.mark.parametrize("per_node", [1, 8])
+@pytest.mark.thorough(but=1)
 def test_the_messages_of_a_sum_grow_with_the_logarithm_of_the_nodes(per_node):
     """One rank of 64 to 4,096 nodes; nobody answers."""
     posts = []
