@@ -46,7 +46,9 @@ from shardkit.testing.checkpoint import (
 from shardkit.testing.comm import (
     LEDGER_NAME,
     Ledger,
+    LedgerPlace,
     Seat,
+    compact,
     crowding,
     read_ledgers,
     recorded,
@@ -58,6 +60,7 @@ from shardkit.testing.comm import (
 from shardkit.testing.layout import Box, FlatLayout
 
 OPEN_SECONDS = 1e-3  # of a file on a shared file system
+RANKS_PER_NODE = 8
 STATES = ("model", "optimizer/first_moment", "optimizer/second_moment")
 DESCRIPTION = {
     "step": 1,
@@ -215,21 +218,23 @@ def opened(folder: Path, message: bytes, own) -> int:
 
 def ledgers(folder: Path, num_ranks: int, tensor: int = 8) -> None:
     """Write the ledgers of a mesh whose ranks wait in a barrier, but for two that do not come."""
-    groups = [("world", range(num_ranks))]
+    world = compact(range(num_ranks))
+    columns = [compact(range(column, num_ranks, tensor)) for column in range(tensor)]
     for rank in range(num_ranks):
         place, column = divmod(rank, tensor)
         first = place * tensor
         own = [
             (f"world/1.{place}", range(first, first + tensor)),
-            (f"world/2.{column}", range(column, num_ranks, tensor)),
-            *groups,
+            (f"world/2.{column}", columns[column]),
+            ("world", world),
         ]
-        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, num_ranks)
+        place = LedgerPlace(rank - rank % RANKS_PER_NODE, rank % RANKS_PER_NODE, 1)
+        ledger = Ledger(folder, rank, num_ranks, place=place)
         for group, ranks in own:
             ledger.begin("all_reduce", group, ranks, 1, numpy.dtype("float32"), 10)
             ledger.end()
         if rank not in (3, num_ranks - 2):
-            ledger.begin("barrier", "world", range(num_ranks), 2)
+            ledger.begin("barrier", "world", world, 2)
         ledger.close()
 
 
@@ -258,7 +263,7 @@ def reported(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def opening(seconds: float):
-    """Return a context manager: to open a ledger takes so long in it; it is the list of these."""
+    """Return a context manager: to open a file takes so long in it; it is the list of these."""
     real, opens = recorded.opened, []
 
     def slow(path, **given):
@@ -302,7 +307,7 @@ def hang_costs(num_ranks: int) -> dict[str, int]:
     """Return the bytes of names in a ledger, and the calls of functions of a report."""
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     ledgers(folder, num_ranks)
-    content = (folder / LEDGER_NAME.format(num_ranks - 1)).read_bytes()[128:4096]
+    content = (folder / LEDGER_NAME.format(0)).read_bytes()[128:4096]
     calls = calls_of(lambda: reported(folder))
     with opening(0.0) as opens:
         reported(folder)
@@ -343,6 +348,19 @@ def seat_costs(num_ranks: int) -> dict[str, int]:
     return {"crowded hosts, calls of functions": calls_of(lambda: crowding(seats))}
 
 
+def group_costs(num_ranks: int) -> dict[str, int]:
+    """Return the bytes in which a rank keeps who is in its groups, and on which nodes they are."""
+    groups = [range(num_ranks), range(1, num_ranks, 2), range(2)]
+    lists = [[*ranks] for ranks in groups]
+    nodes = [rank - rank % RANKS_PER_NODE for rank in range(num_ranks)]
+    tracemalloc.start()
+    kept = [compact(ranks) for ranks in (*lists, nodes)]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [*kept[0]] == lists[0]
+    return {"ranks of groups, bytes": size}
+
+
 def sum_costs(num_ranks: int) -> dict[str, int]:
     """Return the messages that a rank posts for an all-reduce in the fixed order of a tree."""
     of_sum, of_gather = rounds_of_sum(0, num_ranks), rounds_of_gather(0, num_ranks)
@@ -371,6 +389,7 @@ EXPONENTS = {
     "sent to the first rank for each file, bytes": 0,
     "files that a rank opens for a box, at most": 0,
     "crowded hosts, calls of functions": 1,
+    "ranks of groups, bytes": 0,
     "sum in a fixed order, messages of a rank": 0.25,
 }
 
@@ -381,6 +400,7 @@ def costs(num_ranks: int) -> dict[str, int]:
         **hang_costs(num_ranks),
         **save_costs(num_ranks),
         **seat_costs(num_ranks),
+        **group_costs(num_ranks),
         **sum_costs(num_ranks),
     }
 

@@ -25,7 +25,7 @@ from .life import Lifetime
 from .staging import Staging
 from .under_way import check_alive
 from .verbs import Verbs
-from .watch.ledger import LEDGER_NAME, Ledger
+from .watch.ledger import Ledger
 from .watch.progress import Awaited, Progress, UnderWay
 
 WORLD = "world"  # the key of a group that is split from no other
@@ -183,7 +183,8 @@ class CommunicationBackend(Verbs, Lifetime):
     @property
     def ledger_folder(self) -> Path | None:
         """The folder of this rank's ledger; None: it has none, or one in memory only."""
-        return self.progress.ledger_folder
+        ledger = self.progress.kept
+        return None if ledger is None or ledger.path is None else ledger.path.parent
 
     def keep_ledger(self, folder: FilePath | None) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
@@ -201,8 +202,8 @@ class CommunicationBackend(Verbs, Lifetime):
             Before initialize().
         """
         check_alive(self, "keep_ledger")
-        path = None if folder is None else Path(folder) / LEDGER_NAME.format(self.rank)
-        ledger = Ledger(path, self.rank, self.world_size, self.progress.names)
+        place = self.progress.places.of(self.world_ranks[self.rank])
+        ledger = Ledger(folder, self.rank, self.world_size, self.progress.names, place)
         self.progress.ledger = ledger
 
     def work(self) -> None:

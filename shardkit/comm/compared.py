@@ -10,6 +10,7 @@ MPI groups compare their first calls (mpi/comparing.py). Threads compare always:
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import CommunicationError
@@ -26,7 +27,7 @@ class Members:
     """
 
     key: str
-    world_ranks: tuple[int, ...]
+    world_ranks: Sequence[int]
 
 
 class ComparedChannel(WrappedChannel):

@@ -1,7 +1,7 @@
 """Values that all ranks must have alike: compared as one number, then in words.
 
 rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is
-rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on rank 0, 1
+rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on ranks 0, 1
 
 Calls that begin so and name themselves, under CALL, meet each other too: rank 0 in save_model() and
 rank 1 in train() are told, where they would wait for each other.
@@ -19,10 +19,10 @@ import numpy
 
 from ..errors import ShardingError
 from .failure.agreement import CommonNumber, collectively
+from .ranks import in_words
 
 CALL = "the call"  # what a rank does, among what ranks must have alike
 SAME_CALLS = "make the same calls in the same order on all ranks"
-_MOST_RANKS = 8  # named in a message
 _MOST_NAMES = 5  # of what else differs
 
 
@@ -115,10 +115,6 @@ def _in_words(name: str, of_ranks: list[str]) -> str:
         for value in dict.fromkeys(of_ranks)
     }
     others = ", ".join(
-        f"{value} on rank {_listed(holders)}" for value, holders in ranks.items() if value != usual
+        f"{value} on {in_words(holders)}" for value, holders in ranks.items() if value != usual
     )
-    return f"{name} is {others}, but {usual} on rank {_listed(ranks[usual])}"
-
-
-def _listed(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:_MOST_RANKS])) + (" ..." if len(ranks) > _MOST_RANKS else "")
+    return f"{name} is {others}, but {usual} on {in_words(ranks[usual])}"

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from ..environment import blas_threads_are_set
 from .quotas import own_quotas
+from .ranks import ranks_text
 
 
 @dataclass(frozen=True)
@@ -173,15 +174,3 @@ def settle_threads(node) -> None:
     everyones = node.allgather((own, blas_threads_are_set()))
     if not any(is_set for _, is_set in everyones) and len(everyones) > 1:
         threadpool_limits(share_cores(own, [seat for seat, _ in everyones]))
-
-
-def ranks_text(ranks) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and rank == parts[-1][-1] + 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    ends = [(part[0], part[-1]) for part in parts]
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ends)

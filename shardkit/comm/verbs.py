@@ -37,6 +37,7 @@ from .channel import NotedCalls
 from .collective import COLLECTIVES
 from .operations import Handle, Operation, ReductionOperation, Traffic
 from .plans import PlannedVerbs
+from .ranks import compact
 from .transport import GpuTransport, MessageLanes, StagedTransport, port_of
 from .under_way import check_alive, handle_of
 from .watch.frames import OF_VERB
@@ -54,7 +55,7 @@ class Verbs:
     rank
         Position in this group.
     world_ranks
-        Of this group's ranks, in the first backend.
+        Of this group's ranks, in the first backend; more than a few are kept as a pattern.
     group_key
         The same on all ranks of a group, different between groups.
 
@@ -87,7 +88,7 @@ class Verbs:
         progress: Progress,
     ) -> None:
         self.rank, self.world_size = rank, len(world_ranks)
-        self.world_ranks, self.group_key = tuple(world_ranks), group_key
+        self.world_ranks, self.group_key = compact(world_ranks), group_key
         self.staging, self.progress = staging, progress
         self.traffic = Traffic()
         self.channel: Any = None  # a Channel

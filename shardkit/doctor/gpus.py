@@ -8,7 +8,7 @@ from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu.ipc import why_no_ipc
 from ..comm.gpu.probe import agreed_verdict
 from ..comm.mpi.launch import find_mpiexec
-from ..comm.seats import ranks_text
+from ..comm.ranks import ranks_text
 from ..environment import mpich_gpu_support, visible_gpus
 from ..errors import DeviceError
 from ..files.programs import find_program

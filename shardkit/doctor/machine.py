@@ -12,7 +12,8 @@ from ..array.blas.probe import has_same_bits
 from ..array.blas.processor import multiplies_bfloat16
 from ..checkpoint.format.hdf5 import library_text
 from ..comm.backend import CommunicationBackend
-from ..comm.seats import all_seats, crowding, ranks_text
+from ..comm.ranks import ranks_text
+from ..comm.seats import all_seats, crowding
 from ..environment import allocation_end, blas_threads_are_set, slurm_job
 from ..errors import ConfigurationError
 from ..train.log import duration_text

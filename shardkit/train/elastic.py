@@ -19,7 +19,7 @@ from ..arguments import is_integer, is_number, require
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.program import Program, report_failure
 from ..comm.mpi.elastic import LivingRanks
-from ..comm.seats import ranks_text
+from ..comm.ranks import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..files.paths import usable_path
 from ..layout.mesh_shape import MeshShape

@@ -16,7 +16,6 @@ from ..checkpoint.format.companions import NAMES as COMPANION_NAMES
 from ..checkpoint.format.files import make_folder
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..comm.watch.ledger import LEDGER_NAME
 from ..files.notes import tell
 from ..files.ownership import OWNER_NAME, Ownership
 from ..files.reading import read_bytes
@@ -101,10 +100,9 @@ class KeptFolder:
                     warning = self._mend(self._owned, has_saved)
                 except OSError as error:  # the save that follows has the same trouble
                     tell(f"warning: {self.folder} cannot be looked after: {error}")
-            ledger = self.folder / LEDGER
-            own = ledger / LEDGER_NAME.format(watched.rank)
-            if watched.ledger_folder is not None and not own.exists():
-                watched.keep_ledger(ledger)
+            ledger = watched.progress.kept
+            if ledger is not None and ledger.is_lost:
+                watched.keep_ledger(self.folder / LEDGER)
         return warning
 
     def _mend(self, owned: Ownership, has_saved: bool) -> str:

@@ -7,7 +7,8 @@ import time
 import numpy
 
 from ..comm.mpi.launch import launch_warnings
-from ..comm.seats import Seat, crowding, ranks_text, seats_on_first
+from ..comm.ranks import ranks_text
+from ..comm.seats import Seat, crowding, seats_on_first
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError

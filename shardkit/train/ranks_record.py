@@ -8,7 +8,8 @@ import json
 import resource
 import time
 
-from ..comm.seats import ranks_text, seats_on_first
+from ..comm.ranks import ranks_text
+from ..comm.seats import seats_on_first
 from ..environment import slurm_node
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import parts_of

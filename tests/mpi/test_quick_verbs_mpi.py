@@ -116,7 +116,7 @@ def test_a_call_of_compiled_code_is_noted_like_another_one(backend, group, tmp_p
     number = backend.progress.num_calls(group.group_key)
     assert group.noted.all_gather(own, whole) and group.noted.all_reduce(whole, SUM)
     group.prepare.all_gather(own, whole)()
-    gathered, reduced, prepared = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls
+    gathered, reduced, prepared = read_ledger(folder / LEDGER_NAME.format(0), backend.rank).calls
     assert gathered.carries == prepared.carries == f"all_gather of {whole.size} float32"
     assert reduced.carries == f"all_reduce of {whole.size} float32"
     assert [c.number_on_group for c in (gathered, reduced, prepared)] == [
@@ -137,14 +137,14 @@ def test_a_planned_call_is_recorded_as_called_where_it_was_planned(backend, tmp_
     plain = group.prepare.all_reduce(numpy.zeros(4, "float32"))
     half = group.prepare.all_reduce(numpy.zeros(4, "float16"))
     backend.barrier()
-    before = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
+    before = read_ledger(folder / LEDGER_NAME.format(0), backend.rank).calls[-1]
     group.prepare.broadcast(numpy.zeros(7))  # no call: it leaves the record of the last one alone
-    assert read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1] == before
+    assert read_ledger(folder / LEDGER_NAME.format(0), backend.rank).calls[-1] == before
     sites = []
     for _ in range(CALLS_BEFORE_OPENING + 3):
         for call in (plain, half):
             call()
-            sites.append(read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1].site)
+            sites.append(read_ledger(folder / LEDGER_NAME.format(0), backend.rank).calls[-1].site)
     lines = {int(re.search(r"test_quick_verbs_mpi.py:(\d+)", site)[1]) for site in sites}
     assert len(lines) == 2 and sites[::2] == [sites[0]] * len(sites[::2])
     group.close()

@@ -40,7 +40,7 @@ import shardkit as sk
 from shardkit import load_adapter, run_ranks, save_adapter
 from shardkit.testing.checkpoint import TransformersFolder, to_safetensors
 from shardkit.testing.cli import Given
-from shardkit.testing.comm import LEDGER_NAME, Ledger, hang_report, hang_suspects, read_ledger
+from shardkit.testing.comm import Ledger, hang_report, hang_suspects, read_ledger
 from shardkit.testing.data import (
     LanguageData,
     Preparation,
@@ -264,7 +264,7 @@ def make_run(folder):
 
 def make_ledgers(folder):
     for rank in range(3):
-        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, 3)
+        ledger = Ledger(folder, rank, 3)
         for number in range(1, 9 + rank):
             ledger.begin("all_reduce", "world", (0, 1, 2), number)
             ledger.describe(numpy.dtype("float32"), 10)
@@ -383,7 +383,8 @@ def read_settings(folder):
 def read_ledgers(folder):
     for path in sorted(folder.glob("*.ledger")):
         try:
-            read_ledger(path)
+            for slot in range(3):
+                read_ledger(path, slot)
         except sk.CheckpointError as error:
             assert str(path) in str(error), error
     hang_report(folder)

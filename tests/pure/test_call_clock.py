@@ -10,7 +10,6 @@ import pytest
 
 from shardkit.testing.array import MACHINE_CODE
 from shardkit.testing.comm import (
-    LEDGER_NAME,
     MOST_SECONDS,
     Call,
     CallClock,
@@ -138,7 +137,7 @@ def test_a_process_that_wants_a_core_is_told_from_one_that_gives_it_away(way):
 
 
 def ledger_of(folder, rank, num_calls):
-    ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, 2)
+    ledger = Ledger(folder, rank, 2)
     for number in range(1, num_calls + 1):
         ledger.begin("barrier", "world", (0, 1), number)
     return ledger
@@ -179,15 +178,15 @@ def test_the_code_that_a_rank_compiles_is_in_its_ledger_and_in_the_report(
     missing.end()
     code.begin("all_reduce")
     code.begin("inner")
-    assert read_ledger(missing.path).code == "compiling all_reduce"
+    assert read_ledger(missing.path, missing.place.slot).code == "compiling all_reduce"
     assert hang_suspects(tmp_path) == "rank 1 is missing, rank 1 is compiling all_reduce since 0 s"
     code.end("inner")
-    assert read_ledger(missing.path).code == "compiling all_reduce"
+    assert read_ledger(missing.path, missing.place.slot).code == "compiling all_reduce"
     code.end("all_reduce")
-    found = read_ledger(missing.path)
+    found = read_ledger(missing.path, missing.place.slot)
     assert found.code == "" and abs(found.since - time.time()) < 60
     with code.loading("Numba"):
-        assert read_ledger(missing.path).code == "loading Numba"
+        assert read_ledger(missing.path, missing.place.slot).code == "loading Numba"
         missing.close()
     assert not list(code.listeners) and found.host == socket.gethostname()
 
@@ -195,5 +194,5 @@ def test_the_code_that_a_rank_compiles_is_in_its_ledger_and_in_the_report(
 def test_a_ledger_that_begins_while_code_is_loaded_says_so(tmp_path):
     with MACHINE_CODE.loading("Numba"):
         ledger = ledger_of(tmp_path, 0, 1)
-    assert read_ledger(ledger.path).since > 0
+    assert read_ledger(ledger.path, ledger.place.slot).since > 0
     ledger.close()

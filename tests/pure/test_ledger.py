@@ -20,9 +20,11 @@ import shardkit
 import shardkit as sk
 from shardkit.testing.comm import (
     LEDGER_NAME,
+    NO_ROOM_NAME,
     NUM_RECORDS,
     Call,
     Ledger,
+    LedgerPlaces,
     Progress,
     Watchdog,
     hang_report,
@@ -39,7 +41,7 @@ def rank_ledger(
     folder, rank, num_calls, *, verb="all_reduce", is_stuck=True, count=10, group="world"
 ):
     """A ledger of a rank that has made some calls and is stuck in the last, or has left it."""
-    ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, len(RANKS))
+    ledger = Ledger(folder, rank, len(RANKS))
     for number in range(1, num_calls + 1):
         ledger.begin(verb if number == num_calls else "all_reduce", group, RANKS, number)
         ledger.describe(numpy.dtype("float32"), count)
@@ -52,7 +54,7 @@ def test_what_is_written_is_read_back(tmp_path):
     ledger = rank_ledger(tmp_path, 1, 2, is_stuck=False)
     ledger.begin("isend", "world/1.0", (2,), None)
     ledger.describe(numpy.dtype("int64"), 7)
-    found = read_ledger(ledger.path)
+    found = read_ledger(ledger.path, ledger.place.slot)
     assert (found.rank, found.world_size, found.pid) == (1, 3, os.getpid())
     first, second, message = found.calls
     assert (first.verb, first.group, first.ranks, first.number_on_group) == (
@@ -69,7 +71,7 @@ def test_what_is_written_is_read_back(tmp_path):
     )
     assert found.under_way == message
     ledger.end()
-    assert read_ledger(ledger.path).under_way is None
+    assert read_ledger(ledger.path, ledger.place.slot).under_way is None
 
 
 def test_only_the_last_calls_are_kept(tmp_path):
@@ -92,7 +94,7 @@ def test_names_that_do_not_fit_any_more_are_unknown_and_nothing_breaks(tmp_path)
     ledger = rank_ledger(tmp_path, 0, 1)
     for number in range(3000):
         ledger.begin("barrier", f"group {number} {'x' * 50}", RANKS, 1)
-    calls = read_ledger(ledger.path).calls
+    calls = read_ledger(ledger.path, ledger.place.slot).calls
     assert calls[-1].group == "?" and calls[-1].verb == "barrier"
 
 
@@ -101,7 +103,7 @@ def test_a_call_is_noted_with_the_place_outside_of_the_room_that_made_it(tmp_pat
         backend.keep_ledger(tmp_path)
         backend.all_reduce(numpy.ones(4, "float32"))
         backend.all_gather_object("x")
-        return read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+        return read_ledger(tmp_path / LEDGER_NAME.format(0), backend.rank).calls
 
     for calls in sk.run_ranks(2, run):
         assert [call.carries for call in calls] == ["all_reduce of 4 float32", "all_gather_object"]
@@ -115,14 +117,14 @@ def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     program = textwrap.dedent(f"""
         import os, signal
         from shardkit.testing.comm import Ledger
-        ledger = Ledger({str(tmp_path / "killed")!r}, 0, 2)
+        ledger = Ledger({str(tmp_path)!r}, 0, 2)
         ledger.begin("broadcast", "world", (0, 1), 1)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     assert (
         subprocess.run([sys.executable, "-c", program], timeout=500).returncode == -signal.SIGKILL
     )
-    assert read_ledger(tmp_path / "killed").under_way.verb == "broadcast"
+    assert read_ledger(tmp_path / LEDGER_NAME.format(0)).under_way.verb == "broadcast"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(
 )
 def test_those_who_are_missing_are_named_in_a_few_words(tmp_path, begun, suspects):
     for rank, call in begun.items():
-        ledger = Ledger(tmp_path / f"rank-{rank:05d}.ledger", rank, 3)
+        ledger = Ledger(tmp_path, rank, 3)
         if call is not None:
             ledger.begin(
                 call,
@@ -259,7 +261,7 @@ def test_who_cannot_go_on_inside_of_a_call_is_named(tmp_path, monkeypatch, ran, 
     """Seconds since the interpreter ran, and since it runs other code; the limit is 8 s."""
     now = time.monotonic()
     for rank in range(3):
-        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 3)
+        ledger = Ledger(tmp_path, rank, 3)
         ledger.begin("all_reduce", "world", (0, 1, 2), 1)
         with monkeypatch.context() as patch:
             patch.setattr(time, "monotonic", lambda: now - (ran if rank == 1 else 0.1))
@@ -270,7 +272,7 @@ def test_who_cannot_go_on_inside_of_a_call_is_named(tmp_path, monkeypatch, ran, 
 
 def test_what_all_ranks_do_inside_of_a_call_makes_none_of_them_missing(tmp_path):
     for rank in range(2):
-        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        ledger = Ledger(tmp_path, rank, 2)
         ledger.begin("all_reduce", "world", (0, 1), 1)
         ledger.beat(8.0, time.monotonic() - 5.0)
         ledger.close()
@@ -280,7 +282,7 @@ def test_what_all_ranks_do_inside_of_a_call_makes_none_of_them_missing(tmp_path)
 
 def test_why_a_missing_rank_does_not_come_is_said(tmp_path):
     for rank in range(2):
-        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2)
+        ledger = Ledger(tmp_path, rank, 2)
         if rank == 0:
             ledger.begin("all_reduce", "world", (0, 1), 1)
         ledger.beat(0.02, 0.0)
@@ -317,10 +319,10 @@ def test_the_stacks_of_a_hang_cost_no_process_its_life(tmp_path):
     """One rank has closed its watchdog; what has the process id of another knows none."""
     program = textwrap.dedent("""
         import sys, time
-        from shardkit.testing.comm import LEDGER_NAME, Ledger, Progress, Watchdog
+        from shardkit.testing.comm import Ledger, Progress, Watchdog
         folder, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
         if how == "of another program":
-            Ledger(f"{folder}/" + LEDGER_NAME.format(rank), rank, 4)
+            Ledger(folder, rank, 4)
         else:
             watchdog = Watchdog(Progress(), folder, rank, 4, seconds=lambda: 60.0, abort=print)
         if how == "closed":
@@ -369,9 +371,9 @@ def test_a_new_limit_stands_in_the_ledger_at_once(tmp_path):
     progress = Progress(600.0)
     seconds = {"seconds": lambda: progress.timeout, "abort": lambda message: None}
     watchdog = Watchdog(progress, tmp_path, 0, 1, **seconds)
-    limits = [read_ledger(watchdog.ledger.path).pulse.seconds]
+    limits = [read_ledger(watchdog.ledger.path, watchdog.ledger.place.slot).pulse.seconds]
     progress.timeout = 6.0
-    limits.append(read_ledger(watchdog.ledger.path).pulse.seconds)
+    limits.append(read_ledger(watchdog.ledger.path, watchdog.ledger.place.slot).pulse.seconds)
     watchdog.close()
     progress.timeout = 7.0
     assert limits == [600.0, 6.0]
@@ -385,9 +387,8 @@ def test_who_is_stopped_inside_or_outside_of_a_call_is_named(tmp_path, where):
             "-c",
             textwrap.dedent(f"""
         import os, signal
-        from pathlib import Path
         from shardkit.testing.comm import Ledger
-        ledger = Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3)
+        ledger = Ledger({str(tmp_path)!r}, 1, 3)
         if {where!r} == "inside":
             ledger.begin("all_reduce", "world", (0, 1, 2), 3)
         os.kill(os.getpid(), signal.SIGSTOP)"""),
@@ -409,18 +410,18 @@ def test_a_wait_counts_from_when_the_last_missing_rank_got_on(tmp_path):
     rank_ledger(tmp_path, 0, 2)
     workers = [rank_ledger(tmp_path, rank, 1, is_stuck=False) for rank in (1, 2)]
     call = Call("all_reduce", "world", (0, 1, 2), 2)
-    assert ranks_needed(tmp_path, call)[1] == -inf
+    assert ranks_needed(tmp_path, call, LedgerPlaces())[1] == -inf
     workers[0].work()
-    assert ranks_needed(tmp_path, call)[1] == -inf, "rank 2 has noted nothing"
+    assert ranks_needed(tmp_path, call, LedgerPlaces())[1] == -inf, "rank 2 has noted nothing"
     time.sleep(0.05)
     between = time.time()
     time.sleep(0.05)
     workers[1].work()
-    assert ranks_needed(tmp_path, call)[1] < between
+    assert ranks_needed(tmp_path, call, LedgerPlaces())[1] < between
     assert hang_suspects(tmp_path, time.time() - between) == "rank 1 is missing"
     assert idle_since(tmp_path, between) == "rank 1"
     workers[0].work()
-    assert between < ranks_needed(tmp_path, call)[1] <= time.time() + 0.01
+    assert between < ranks_needed(tmp_path, call, LedgerPlaces())[1] <= time.time() + 0.01
     assert hang_suspects(tmp_path, time.time() - between) == "ranks 1, 2 are missing"
     assert idle_since(tmp_path, between) == ""
 
@@ -437,12 +438,14 @@ def test_a_ledger_without_room_is_kept_in_memory_and_its_rank_is_not_taken_for_m
     said = capsys.readouterr().err
     path = tmp_path / LEDGER_NAME.format(0)
     assert without.path is None and said.count(f"{path} cannot be made: No space left") == 1
-    assert path.stat().st_size == 0
+    assert (tmp_path / NO_ROOM_NAME.format(0)).stat().st_size == 0
     rank_ledger(tmp_path, 1, 2)
     rank_ledger(tmp_path, 2, 1, is_stuck=False)
     assert hang_suspects(tmp_path) == "rank 2 is missing"
     report = hang_report(tmp_path)
     assert "rank 0 left no ledger here" in report and "there was no room" in report
+    rank_ledger(tmp_path, 0, 2)
+    assert "no room" not in hang_report(tmp_path) and not list(tmp_path.glob("rank-*.ledger"))
 
 
 def test_the_blocks_of_a_ledger_exist_before_it_is_mapped(tmp_path):

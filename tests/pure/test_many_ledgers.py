@@ -1,26 +1,38 @@
 """The report of many ranks: right or silent, and linear in the ranks."""
 
+import itertools
+import math
+import pickle
 import random
 import sys
 import time
+import tracemalloc
 from collections import Counter
+from threading import Barrier, Thread
 
 import numpy
 import pytest
 
 import shardkit as sk
 from shardkit.testing.comm import (
+    FEW,
     LEDGER_NAME,
+    LEDGER_SLOT_BYTES,
+    NO_ROOM_NAME,
     NUM_RECORDS,
     Call,
     CallClock,
     Ledger,
+    LedgerPlace,
+    LedgerPlaces,
     Progress,
     Turn,
     Watchdog,
     call_clock,
+    compact,
     hang_report,
     hang_suspects,
+    in_words,
     ranges_text,
     ranks_in,
     read_ledger,
@@ -52,7 +64,10 @@ def test_ranges_hold_the_ranks_that_were_written(most):
         ([7], "7"),
         (range(4096), "0-4095"),
         (range(3, 4096, 8), "3-4091/8"),
-        ([0, 1, 8, 9, 20], "0-1,8-9,20"),
+        ([0, 1, 8, 9, 20], "0-1x2/8,20"),
+        ([r for r in range(4096) if r % 8 < 2], "0-1x512/8"),
+        ([r for r in range(4096) if r % 8 < 2 and r // 64 % 4 == 3], "192-193x8/8x16/256"),
+        (range(8), "0-7"),
         ([5, 9], "5,9"),
         ([2, 1, 0], "0-2"),
     ],
@@ -62,11 +77,70 @@ def test_groups_of_a_mesh_are_a_few_ranges(ranks, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1-", "-1", "3-2", "0-9", "1,,2", "0-4/0", "0-4,0-4", "0-99999999999"]
+    "text",
+    ["x", "1-", "-1", "3-2", "0-9", "1,,2", "0-4/0", "0-4,0-4", "0-99999999999"]
+    + ["0-1x", "0-1x2", "0-1x9/1", "0-1x2/9", "0x0/1", "0x999999999/0", "x2/2"],
 )
 def test_what_is_no_range_is_refused(text):
     with pytest.raises(ValueError, match="range"):
         ranks_in(text, 8)
+
+
+@pytest.mark.parametrize("axes", [(2, 3, 4), (8, 64), (4096,), (5, 7, 3, 2)])
+def test_groups_of_a_mesh_are_kept_in_a_few_bytes_and_are_the_same(axes):
+    """Every axis and every two of them, from each rank of a mesh, as ranks in order."""
+    every = numpy.arange(math.prod(axes)).reshape(axes)
+    for num_axes in (1, 2):
+        for chosen in itertools.combinations(range(len(axes)), num_axes):
+            size = math.prod(axes[axis] for axis in chosen)
+            for row in numpy.moveaxis(every, chosen, range(-num_axes, 0)).reshape(-1, size)[:50]:
+                found, ranks = compact(row.tolist()), tuple(row.tolist())
+                assert found == ranks and hash(found) == hash(ranks) and list(found) == [*ranks]
+                assert [found[n] for n in range(-size, size)] == [*ranks, *ranks]
+                assert len(found) == size and found[1:] == ranks[1:]
+                if size > FEW:
+                    assert len(found.parts) == 1 and compact(found) is found
+                    assert pickle.loads(pickle.dumps(found)) == found != ranks[1:]
+
+
+def test_ranks_without_a_pattern_stay_a_tuple():
+    rng = random.Random(3)
+    for most in (20, 40, 400):
+        ranks = tuple(rng.sample(range(4 * most), most))
+        assert compact(ranks) == ranks and isinstance(compact(ranks), tuple)
+    seats = [node for node in range(0, 4000, 8) for _ in range(8)][:-3]
+    assert compact(seats) == tuple(seats) and len(compact(seats).parts) == 2
+    with pytest.raises(IndexError):
+        compact(range(99))[99]
+
+
+@pytest.mark.parametrize(
+    "ranks, words",
+    [
+        ([3], "rank 3"),
+        ([0, 2, 5], "ranks 0, 2, 5"),
+        (range(4096), "ranks 0-4095 (4096 of them)"),
+        (range(0, 4096, 8), "ranks 0, 8, ... 4088 (512 of them)"),
+        ([*range(9), 11], "ranks 0-8, 11 (10 of them)"),
+        ([n * n for n in range(99)], "ranks 0, 1, ... 9604 (99 of them)"),
+    ],
+)
+def test_ranks_are_told_in_a_few_words(ranks, words):
+    assert in_words(ranks) == words
+
+
+def test_a_rank_keeps_its_groups_in_bytes_that_do_not_grow_with_them():
+    """A tuple of integers has 36 bytes for each rank."""
+    sizes = []
+    for num_ranks in (512, 4096):
+        groups = [range(num_ranks), range(3, num_ranks, 8), range(num_ranks // 2)]
+        groups = [tuple(ranks) for ranks in groups]
+        tracemalloc.start()
+        kept = [compact(ranks) for ranks in groups]
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert kept == groups
+    assert sizes[1] < 1.2 * sizes[0] < 4000, sizes
 
 
 # ---- right or silent -----------------------------------------------------------------------------
@@ -76,7 +150,7 @@ class History:
     """What a rank has done, all of it, and the ledger that it wrote meanwhile."""
 
     def __init__(self, folder, rank, size):
-        self.ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, size)
+        self.ledger = Ledger(folder, rank, size)
         self.rank, self.made, self.begun = rank, Counter(), Counter()
         self.under_way = None
 
@@ -187,7 +261,7 @@ def test_what_a_ring_has_forgotten_is_right_or_not_known(tmp_path, size):
 
 
 def test_calls_that_were_noted_in_time_are_known_although_the_ring_forgot_them(tmp_path):
-    waiting, busy = [Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 2) for rank in (0, 1)]
+    waiting, busy = [Ledger(tmp_path, rank, 2) for rank in (0, 1)]
     busy.begin("all_reduce", "world", (0, 1), 1)
     busy.end()
     waiting.begin("all_reduce", "world", (0, 1), 2)
@@ -208,7 +282,7 @@ def busy_with_others(ledger, number=NUM_RECORDS):
 
 def test_a_call_that_ended_after_it_was_noted_may_have_been_forgotten(tmp_path):
     """A compiled call counts when it has ended, and the calls were noted while it was under way."""
-    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    busy = Ledger(tmp_path, 1, 2)
     for number in (1, 2):
         busy.begin("all_reduce", "world", (0, 1), number)
         busy.note_made(lambda: {"world": number - 1})
@@ -219,7 +293,7 @@ def test_a_call_that_ended_after_it_was_noted_may_have_been_forgotten(tmp_path):
 
 
 def test_a_wait_does_not_tell_that_there_was_no_later_call(tmp_path):
-    busy = Ledger(tmp_path / LEDGER_NAME.format(1), 1, 2)
+    busy = Ledger(tmp_path, 1, 2)
     for number in (1, 2):
         busy.begin("all_reduce", "world", (0, 1), number)
         busy.end()
@@ -231,16 +305,16 @@ def test_a_wait_does_not_tell_that_there_was_no_later_call(tmp_path):
 def test_a_group_too_irregular_for_a_name_leaves_its_ranks_unknown(tmp_path):
     """A group whose name was dropped once gave "all ranks are there" with 12,798 ranks missing."""
     ranks = (0, *sorted(random.Random(0).sample(range(1, 8000), 4000)))
-    ledger = Ledger(tmp_path / LEDGER_NAME.format(0), 0, 8000)
+    ledger = Ledger(tmp_path, 0, 8000)
     ledger.begin("all_reduce", "world/odd", ranks, 1)
-    call = read_ledger(ledger.path).under_way
+    call = read_ledger(ledger.path, ledger.place.slot).under_way
     assert (call.group, call.ranks, call.number_on_group) == ("world/odd", (), 1)
     assert hang_suspects(tmp_path) == NOT_KNOWN
     assert "rank 0 in all_reduce (call 1 on group world/odd)" in hang_report(tmp_path)
 
 
 def test_a_group_without_a_name_leaves_its_ranks_unknown(tmp_path):
-    ledger = Ledger(tmp_path / LEDGER_NAME.format(0), 0, 3)
+    ledger = Ledger(tmp_path, 0, 3)
     for number in range(3000):
         ledger.begin("barrier", f"group {number} {'x' * 50}", (0, 1, 2), 1)
     assert hang_suspects(tmp_path) == NOT_KNOWN
@@ -249,12 +323,20 @@ def test_a_group_without_a_name_leaves_its_ranks_unknown(tmp_path):
 # ---- many ----------------------------------------------------------------------------------------
 
 
-def simulated(folder, size, *, missing=(1,), tensor=4):
+PER_NODE = 8
+
+
+def on_nodes(size, job=0):
+    return LedgerPlaces([rank - rank % PER_NODE for rank in range(size)], job)
+
+
+def simulated(folder, size, *, missing=(1,), tensor=4, places=None):
     """The ledgers of a mesh in which all others wait for some ranks in a call on the world."""
+    places = on_nodes(size) if places is None else places
     world = tuple(range(size))
     for rank in range(size):
         first = rank - rank % tensor
-        ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, size)
+        ledger = Ledger(folder, rank, size, place=places.of(rank))
         for group, ranks in (
             (f"world/1.{rank // tensor}", tuple(range(first, first + tensor))),
             (f"world/2.{rank % tensor}", tuple(range(rank % tensor, size, tensor))),
@@ -274,7 +356,7 @@ def test_ranks_that_are_missing_among_many_are_counted(tmp_path, num_missing):
     found, report = hang_suspects(tmp_path), hang_report(tmp_path)
     named = "rank 3 is missing"
     if num_missing > 8:
-        named = f"ranks 3, 4, 5, ... {missing[-1]} ({num_missing} of them) are missing"
+        named = f"ranks 3-{missing[-1]} ({num_missing} of them) are missing"
     assert found == named
     assert f"missing: {named.rpartition(' ')[0].rpartition(' ')[0]} of 512 ranks" in report
     assert len(report) < 4000
@@ -282,12 +364,12 @@ def test_ranks_that_are_missing_among_many_are_counted(tmp_path, num_missing):
 
 def test_calls_of_many_groups_are_a_few_lines(tmp_path):
     for rank in range(100):
-        ledger = Ledger(tmp_path / LEDGER_NAME.format(rank), rank, 100)
+        ledger = Ledger(tmp_path, rank, 100)
         ledger.begin("barrier", f"world/1.{rank}", (rank, (rank + 1) % 100), 1)
         ledger.close()
     report = hang_report(tmp_path)
     assert "in 84 more calls" in report and len(report) < 6000
-    assert hang_suspects(tmp_path) == "ranks 0, 1, 2, ... 99 (100 of them) are missing"
+    assert hang_suspects(tmp_path) == "ranks 0-99 (100 of them) are missing"
 
 
 def calls_of_python(function):
@@ -313,7 +395,8 @@ def test_a_report_costs_no_more_than_linear_in_the_ranks(tmp_path):
         folder = tmp_path / str(size)
         simulated(folder, size, missing=range(0, size, 2))
         costs.append(calls_of_python(lambda: (hang_suspects(folder), hang_report(folder))))
-        content = (folder / LEDGER_NAME.format(0)).read_bytes()
+        with open(folder / LEDGER_NAME.format(0), "rb") as file:
+            content = file.read(1 << 12)
         names.append(sum(len(line) for line in content[128:1500].split(b"\0")[0].split(b"\n")))
     assert costs[2] - costs[1] < 2.1 * (costs[1] - costs[0]), costs
     assert names[2] <= names[0] + 4, names
@@ -321,32 +404,161 @@ def test_a_report_costs_no_more_than_linear_in_the_ranks(tmp_path):
 
 def test_only_the_ledgers_of_these_ranks_are_read(tmp_path):
     simulated(tmp_path, 16)
-    (tmp_path / LEDGER_NAME.format(9)).write_bytes(b"damaged")
-    found = read_ledgers(tmp_path, (3, 4, 9, 99))
-    assert found.ranks.tolist() == [3, 4]
-    with pytest.raises(FileNotFoundError, match="no ledgers"):
-        read_ledgers(tmp_path, (9,))
+    path = tmp_path / LEDGER_NAME.format(8)
+    with open(path, "rb+") as file:
+        file.seek(LEDGER_SLOT_BYTES)
+        file.write(b"damaged")
+    for places in (None, on_nodes(16)):
+        found = read_ledgers(tmp_path, (3, 4, 9, 99), places)
+        assert found.ranks.tolist() == [3, 4]
+        with pytest.raises(FileNotFoundError, match="no ledgers"):
+            read_ledgers(tmp_path, (9,), places)
     with pytest.raises(sk.CheckpointError, match="not a ledger"):
-        read_ledger(tmp_path / LEDGER_NAME.format(9))
+        read_ledger(path, 1)
 
 
-def test_a_rank_that_reports_opens_each_ledger_once(tmp_path, monkeypatch):
-    """It says the same as those who open them twice, of 80 that threads read together."""
-    simulated(tmp_path, 80, missing=(7,))
-    opens, told, real, progress = [], [], recorded.opened, Progress()
-    watchdog = Watchdog(progress, tmp_path, 0, 80, seconds=lambda: 30.0, abort=told.append)
-    progress.begin_collective("barrier", "world", tuple(range(80)))
+@pytest.fixture
+def opens(monkeypatch):
+    """The files of ledgers that are opened from here on."""
+    found, real = [], recorded.opened
     monkeypatch.setattr(
-        recorded, "opened", lambda path, **given: opens.append(path) or real(path, **given)
+        recorded, "opened", lambda path, **given: found.append(path) or real(path, **given)
     )
+    return found
+
+
+def test_a_rank_that_reports_opens_one_file_of_each_node_once(tmp_path, opens):
+    """It says the same as those who open them twice, of 20 that threads read together."""
+    simulated(tmp_path, 160, missing=(7,))
+    told, progress = [], Progress()
+    progress.places.learn(on_nodes(160).nodes, 0)
+    watchdog = Watchdog(progress, tmp_path, 0, 160, seconds=lambda: 30.0, abort=told.append)
+    progress.begin_collective("barrier", "world", tuple(range(160)))
     watchdog._report()
     progress.end()
     watchdog.close()
-    assert sorted(opens) == sorted(tmp_path.glob("*.ledger")) and len(opens) == 80
+    assert sorted(opens) == sorted(tmp_path.glob("*.ledger")) and len(opens) == 20
     assert len(told) == 1 and "rank 7 is missing; the job is ended\nranks" in told[0]
     found = read_ledgers(tmp_path)
     assert hang_suspects(tmp_path) == suspects_of(found, tmp_path)
     assert hang_report(tmp_path, 0.0) == report_of(found, tmp_path, 0.0)
+
+
+def test_who_waits_for_some_ranks_opens_the_files_of_their_nodes_alone(tmp_path, opens):
+    """Ranks in blocks, and dealt out to the nodes in turn; the last node may have fewer."""
+    for number, nodes in enumerate(([r - r % 8 for r in range(44)], [r % 5 for r in range(44)])):
+        folder, places = tmp_path / str(number), LedgerPlaces(nodes, job=7)
+        simulated(folder, 44, places=places)
+        assert len(list(folder.iterdir())) == len(set(nodes))
+        for ranks in ((3, 4), (40, 43), (2, 12, 22), range(44)):
+            opens.clear()
+            assert read_ledgers(folder, ranks, places).ranks.tolist() == list(ranks)
+            assert len(opens) == len({nodes[rank] for rank in ranks})
+
+
+# ---- whose they are ------------------------------------------------------------------------------
+
+
+def wait_in(folder, rank, size, *, job=0, place=None, verb="barrier"):
+    """A rank waits in its first call; returns its ledger."""
+    ledger = Ledger(folder, rank, size, place=place or LedgerPlace(slot=rank, job=job))
+    if verb:
+        ledger.begin(verb, "world", tuple(range(size)), 1)
+    return ledger
+
+
+@pytest.mark.parametrize("before, after", [(6, 4), (4, 6), (4, 4)])
+def test_a_job_that_is_started_again_is_not_taken_for_the_one_before(tmp_path, before, after):
+    """Here the first rank has not begun yet: what it wrote in the earlier job does not count."""
+    for rank in range(before):
+        wait_in(tmp_path, rank, before, job=1).close()
+    for rank in range(1, after):
+        wait_in(tmp_path, rank, after, job=2)
+    assert read_ledgers(tmp_path).ranks.tolist() == list(range(1, after))
+    assert hang_suspects(tmp_path) == "rank 0 is missing"
+    assert "rank 0 left no ledger here" in hang_report(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_ledgers(tmp_path, (0,), LedgerPlaces(job=2))
+
+
+def test_ranks_that_go_on_with_new_numbers_are_those_that_count(tmp_path):
+    """Rank 1 of 4 dies; a process keeps the file of its node, and takes another slot there."""
+    nodes = [0, 0, 2, 2]
+    for rank in range(4):
+        wait_in(tmp_path, rank, 4, place=LedgerPlaces(nodes, 1).of(rank))
+    living = LedgerPlaces([0, 2, 2], 2)
+    for rank in range(3):
+        wait_in(tmp_path, rank, 3, place=living.of(rank), verb="" if rank == 1 else "barrier")
+    assert len(list(tmp_path.iterdir())) == 2
+    assert read_ledgers(tmp_path).ranks.tolist() == [0, 1, 2]
+    assert hang_suspects(tmp_path) == "rank 1 is missing"
+
+
+def test_ranks_may_begin_in_any_order_and_at_once(tmp_path):
+    """32 threads make one file; none of them loses what another has written."""
+    together = Barrier(32)
+
+    def begin(rank):
+        together.wait()
+        wait_in(tmp_path, rank, 32)
+
+    threads = [
+        Thread(target=begin, args=(rank,)) for rank in random.Random(0).sample(range(32), 32)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == [LEDGER_NAME.format(0)]
+    found = read_ledgers(tmp_path)
+    assert found.ranks.tolist() == list(range(32)) and found.is_in_call.all()
+
+
+def test_a_ledger_whose_file_is_gone_is_lost_also_if_another_rank_has_made_it_again(tmp_path):
+    ledgers = [wait_in(tmp_path, rank, 2) for rank in range(2)]
+    assert not any(ledger.is_lost for ledger in ledgers)
+    ledgers[0].path.unlink()
+    wait_in(tmp_path, 0, 2)
+    assert all(ledger.is_lost for ledger in ledgers)
+    assert hang_suspects(tmp_path) == "rank 1 is missing"
+    assert not wait_in(tmp_path, 1, 2).is_lost
+    assert hang_suspects(tmp_path) == "all ranks are there"
+
+
+def test_nothing_is_written_through_a_link_of_the_name(tmp_path):
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / LEDGER_NAME.format(0)).symlink_to(other)
+    assert wait_in(tmp_path / "ledger", 0, 1).path.stat().st_size
+    assert other.read_bytes() == b"mine"
+
+
+def of_version_3(folder, size):
+    """The ledgers that an earlier version wrote: a file of each rank, without the last 16 bytes."""
+    for rank in range(size):
+        ledger = wait_in(
+            folder, rank, size, place=LedgerPlace(rank), verb="" if rank == 1 else "barrier"
+        )
+        ledger.close()
+        content = ledger.path.read_bytes()[:-16]
+        ledger.path.unlink()
+        (folder / NO_ROOM_NAME.format(rank)).write_bytes(content[:7] + b"\3" + content[8:])
+
+
+def test_folders_of_an_earlier_version_are_read_until_a_job_begins_there(tmp_path):
+    of_version_3(tmp_path, 3)
+    assert hang_suspects(tmp_path) == "rank 1 is missing"
+    assert "ranks 0, 2 in barrier (call 1 on group world)" in hang_report(tmp_path)
+    for rank in range(2):
+        wait_in(tmp_path, rank, 2)
+    assert read_ledgers(tmp_path).rows["world_size"].tolist() == [2, 2]
+
+
+def test_a_folder_that_no_version_can_read_says_why(tmp_path):
+    (tmp_path / NO_ROOM_NAME.format(0)).write_bytes(b"sklgr\0\0\2" + bytes(1 << 16))
+    with pytest.raises(FileNotFoundError, match="not a ledger of this version of shardkit"):
+        read_ledgers(tmp_path)
 
 
 # ---- who looks -----------------------------------------------------------------------------------

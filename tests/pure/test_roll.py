@@ -392,14 +392,14 @@ def test_a_rank_whose_interpreter_is_stuck_in_a_call_is_ended_by_its_warden(
     """Seconds since the interpreter ran and since the call began; the limit is 8 s."""
     now = time.monotonic()
     with monkeypatch.context() as patch:
-        ledger = Ledger(tmp_path / "other" / "rank-00005.ledger", 5, 8)
+        ledger = Ledger(tmp_path / "other", 5, 8)
         patch.setattr(time, "monotonic", lambda: now - (began or 1.0))
         ledger.begin("barrier", "world", (0, 1), 1)
         if began is None:
             ledger.end()
         patch.setattr(time, "monotonic", lambda: now - ran)
         ledger.beat(8.0, 0.0)
-    note_path(tmp_path, 1, ledger.path)
+    note_path(tmp_path, 1, ledger.path, ledger.start)
     roll, said = Roll(tmp_path), []
     warden = Warden(roll, 1, 2, os.getpid(), os.getppid(), "", {})
     warden._end_job = said.append

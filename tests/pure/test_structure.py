@@ -526,9 +526,9 @@ def test_every_name_of_a_door_is_there_once_and_some_test_takes_it():
 
 def test_a_name_of_a_door_cannot_be_set_where_setting_it_does_nothing(monkeypatch):
     with pytest.raises(AttributeError, match="set it in the module that uses it"):
-        monkeypatch.setattr(comm, "LEDGER_NAME", "other")
-    monkeypatch.setattr("shardkit.testing.comm.ledger.LEDGER_NAME", "other")
-    assert comm.LEDGER_NAME == comm.ledger.LEDGER_NAME == "other"
+        monkeypatch.setattr(comm, "NO_ROOM_NAME", "other")
+    monkeypatch.setattr("shardkit.testing.comm.ledger.NO_ROOM_NAME", "other")
+    assert comm.NO_ROOM_NAME == comm.ledger.NO_ROOM_NAME == "other"
 
 
 def modules_after(code):

@@ -477,7 +477,7 @@ def test_all_names_that_differ_are_told_and_ranks_are_grouped_by_value():
 
     (text,) = set(sk.run_ranks(4, run, timeout=LIMIT))
     assert text == (
-        "a is 2 on rank 2, 3 on rank 3, but 0 on rank 0, 1; do so (also different: b, c, d, e, f "
+        "a is 2 on rank 2, 3 on rank 3, but 0 on ranks 0, 1; do so (also different: b, c, d, e, f "
         "...)"
     )
 

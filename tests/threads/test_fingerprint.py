@@ -96,7 +96,7 @@ def test_another_model_on_one_rank_is_named(name):
             small_gpt(**GPT_CHANGES[name] if is_odd else {}), sk.ShardingConfiguration(backend)
         )
 
-    refused_on_all_ranks(build, "on rank 2, but .* on rank 0, 1")
+    refused_on_all_ranks(build, "on rank 2, but .* on ranks 0, 1")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -109,7 +109,7 @@ def test_another_setting_on_one_rank_is_named_with_both_values(name):
     text = refused_on_all_ranks(build, "checked mode" if name == "check" else f"^{name} is ")
     if name in ("micro_batches", "learning_rate", "schedule"):
         usual, other = map(repr, SETTINGS[name])
-        assert text.startswith(f"{name} is {other} on rank 2, but {usual} on rank 0, 1; ")
+        assert text.startswith(f"{name} is {other} on rank 2, but {usual} on ranks 0, 1; ")
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -148,7 +148,7 @@ def test_another_policy_on_one_rank_is_named():
         )
 
     assert refused_on_all_ranks(build, "policy").startswith(
-        "the policy is DDP on rank 2, but FSDP on rank 0, 1; "
+        "the policy is DDP on rank 2, but FSDP on ranks 0, 1; "
     )
 
 

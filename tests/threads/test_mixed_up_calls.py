@@ -21,7 +21,7 @@ def test_a_rank_in_another_call_of_the_model_is_named_on_all_ranks(usual, tmp_pa
     outcomes = sk.run_ranks(3, run)
     assert all(outcome == outcomes[0] for outcome in outcomes)
     for odd, message in outcomes[0][0].items():
-        assert message.startswith(f"the call is {odd} on rank 2, but {usual} on rank 0, 1;"), odd
+        assert message.startswith(f"the call is {odd} on rank 2, but {usual} on ranks 0, 1;"), odd
 
 
 @pytest.mark.parametrize("change", ["rule", "group", "average"])

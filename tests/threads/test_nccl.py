@@ -15,7 +15,7 @@ from stand_in import fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import CommunicationError, DeviceError, run_ranks
 from shardkit.testing.array import kernels, to_host
-from shardkit.testing.comm import gpu_nccl, open_nccl, ordered_reduce_scatter
+from shardkit.testing.comm import NodeSwaps, gpu_nccl, open_nccl, ordered_reduce_scatter
 
 tree_sum = kernels.tree_sum
 WIRE = {"float16": "float32"}  # in which they travel where they are added between nodes
@@ -130,7 +130,8 @@ def between_nodes(monkeypatch, num_ranks, per_node, make):
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(
-    "num_ranks, per_node", [(4, 2), (6, 2), (8, 4), (4, 4), (6, 3), (4, 1), (12, 4), (16, 2)]
+    "num_ranks, per_node",
+    [(4, 2), (6, 2), (8, 4), (4, 4), (6, 3), (4, 1), (12, 4), (16, 2), (24, 1), (34, 2)],
 )
 @pytest.mark.thorough(but=3)
 def test_sums_over_nodes_have_the_bits_of_the_tree_and_send_no_more_than_a_ring_between_them(
@@ -171,6 +172,46 @@ def test_sums_over_nodes_have_the_bits_of_the_tree_and_send_no_more_than_a_ring_
         assert left == 3 * (size // 2) * numpy.dtype(dtype).itemsize
     else:
         assert 0 < left <= 1.2 * ring
+
+
+@pytest.mark.parametrize("num_ranks", [17, 24])
+@pytest.mark.thorough(but=1)
+def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
+    """Sizes of several windows, of fewer elements than ranks, and of none."""
+    monkeypatch.setattr("shardkit.testing.comm.gpu_levels.SCRATCH_ELEMENTS", 1 << 11)
+
+    def summed(backend, cupy):
+        array = cupy.asarray(values(backend.rank, 130 * num_ranks))
+        own = cupy.empty(130, "float32")
+        backend.reduce_scatter(array, own)
+        short = cupy.asarray(values(backend.rank, 5))
+        backend.all_reduce(short)
+        return to_host(own), to_host(short)
+
+    results, _ = between_nodes(monkeypatch, num_ranks, 1, summed)
+    total, short = (
+        tree_sum([values(rank, size) for rank in range(num_ranks)]) for size in (130 * num_ranks, 5)
+    )
+    assert numpy.concatenate([own for own, _ in results]).tobytes() == total.tobytes()
+    assert {each.tobytes() for _, each in results} == {short.tobytes()}
+
+
+@pytest.mark.parametrize("per_node", [1, 8])
+@pytest.mark.thorough(but=1)
+def test_the_messages_of_a_sum_grow_with_the_logarithm_of_the_nodes(per_node):
+    """One rank of 64 to 4,096 nodes; nobody answers."""
+    posts = []
+    with pretended_gpu():
+        import cupy
+
+        for num_nodes in (64, 512, 4096):
+            size, sent = num_nodes * per_node, []
+            hosts = [f"node {rank // per_node}" for rank in range(size)]
+            swaps = NodeSwaps(0, size, hosts, lambda outgoing, _: sent.append(outgoing))
+            swaps.add(cupy.zeros(size, "float32"), [1] * size, cupy.empty(1, "float32"))
+            posts.append(sum(size > 0 for outgoing in sent for _, size in outgoing[1:]))
+    within = per_node - 1  # all that a node adds goes to its ranks at once
+    assert posts == [within + far for far in (14, 21, 28)], posts
 
 
 def test_a_verb_waits_for_the_kernels_of_a_stream_that_is_not_the_default_one():

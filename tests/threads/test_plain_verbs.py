@@ -45,7 +45,7 @@ def called(backend, verb, folder):
         numpy.full((3, 2), backend.rank, "float32"),
     )
     VERBS[verb](backend, whole, own)
-    call = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
+    call = read_ledger(folder / LEDGER_NAME.format(0), backend.rank).calls[-1]
     return (
         whole.tolist(),
         own.tolist(),

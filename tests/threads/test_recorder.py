@@ -75,9 +75,9 @@ def test_a_ledger_that_is_kept_during_a_trace_has_the_calls_and_so_has_the_trace
             train(model)
             backend.keep_ledger(tmp_path)
             train(model)
-            in_trace = read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+            in_trace = read_ledger(tmp_path / LEDGER_NAME.format(0), backend.rank).calls
         train(model)
-        after = read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+        after = read_ledger(tmp_path / LEDGER_NAME.format(0), backend.rank).calls
         return in_trace, after
 
     for in_trace, after in sk.run_ranks(2, run):
@@ -100,7 +100,7 @@ def test_a_ledger_names_the_same_callers_whether_somebody_listens_or_not(tmp_pat
             else:
                 with listening_of(model).telling(recorder):
                     train(model)
-            calls = read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+            calls = read_ledger(tmp_path / LEDGER_NAME.format(0), backend.rank).calls
             places.append({call.site for call in calls})
         return places
 
@@ -113,7 +113,7 @@ def test_work_of_a_rank_is_noted_while_somebody_listens(tmp_path):
         backend.keep_ledger(tmp_path)
         with listening_of(model_on(backend)).telling(Recorder()):
             backend.progress.work()
-        return read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).worked
+        return read_ledger(tmp_path / LEDGER_NAME.format(0), backend.rank).worked
 
     (worked,) = sk.run_ranks(1, run)
     assert worked == pytest.approx(time.time(), abs=60)

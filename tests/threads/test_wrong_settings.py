@@ -174,7 +174,7 @@ def test_settings_of_a_run_that_differ_are_named_before_its_first_step(name, her
 
     first, second, third = sk.run_ranks(3, run, timeout=500)
     assert first == second == third
-    assert f"{name} is {there!r} on rank 1, but {here!r} on rank 0, 2; start all" in first
+    assert f"{name} is {there!r} on rank 1, but {here!r} on ranks 0, 2; start all" in first
 
 
 def test_a_run_in_another_folder_is_named(tmp_path):

@@ -15,23 +15,16 @@ its ranks together when the collective begins or ends; only what goes between no
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import cycle
 
-import numpy
-
-from ...array.arena import empty
 from ...errors import OutOfMemoryError
 from .. import arguments
-from ..checks import equal_counts, pieces_of, ring_bytes, shares_of, starts_of
+from ..checks import equal_counts, pieces_of, ring_bytes, shares_of
 from ..operations import ReductionOperation
 from ..under_way import check_alive, waiting_for
 from ..watch.progress import UnderWay
-from ..wire import HALF_FLOATS
 from .ordered import add_slices
-from .rounds import Round, Sent, rounds_of_gather, rounds_of_sum
+from .turns import to_all, to_owner, to_owner_to_all
 
-WIDE = numpy.dtype("float32")  # in which half floats are added
 NUM_TAGS = 2  # of each collective: its own and the next one
 
 
@@ -161,8 +154,12 @@ def begin_ordered_sum(group, buffer, out, scratch, tag: int) -> AsyncCollective:
             return AsyncCollective(group, *levels.begin_sum(buffer, out, counts, scratch, tag))
         parts = pieces_of(buffer, counts)
         if is_slice:
-            return AsyncCollective(group, to_owner(group.channel, parts, out, scratch, tag))
-        return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
+            return AsyncCollective(
+                group, to_owner(group.channel, parts, out, scratch, tag, add_slices)
+            )
+        return AsyncCollective(
+            group, to_owner_to_all(group.channel, parts, scratch, tag, add_slices)
+        )
 
 
 def _beginning(group, name: str) -> UnderWay:
@@ -170,145 +167,3 @@ def _beginning(group, name: str) -> UnderWay:
     check_alive(group, name)
     group.progress.begin_message(name, group.group_key, group.world_ranks)
     return UnderWay(group.progress)
-
-
-# ---- turns: generators of handles; parts are one per rank of the group ---------------------------
-
-
-def to_owner(channel, parts, out, scratch, tag: int, add: Callable = add_slices) -> Iterator:
-    """Leave the sum over ranks of the part of this one in `out`, which may be that part.
-
-    scratch   room for what the other ranks send, of the same dtype; a round that brings more than
-              it holds allocates its own
-    add       function (slices, out)
-    """
-    rounds = rounds_of_sum(channel.rank, channel.size)
-    held = dict(enumerate(parts))
-    for this in rounds:
-        sizes = [parts[number].size for number in this.kept]
-        starts = starts_of([*sizes, 0])
-        rows = _rows(this, held, starts, scratch)
-        incoming = [(sent.rank, _place(sent, rows, starts)) for sent in this.come]
-        outgoing = [(to, _packed(held, given)) for to, given in this.given]
-        yield channel.exchange(outgoing, incoming, tag)
-        into = out
-        if this is not rounds[-1]:
-            into = empty(starts[-1], WIDE if out.dtype.name in HALF_FLOATS else out.dtype)
-            rows = [row.astype(into.dtype, copy=False) for row in rows]
-        if into.size:
-            add(rows, into)
-        held = dict(zip(this.kept, pieces_of(into, sizes)))
-
-
-def each_window_to_owner(
-    channel, parts, out, window: int, scratch, tag: int, add: Callable = add_slices
-) -> Iterator[Iterator]:
-    """Return the turns of to_owner for so many elements of each part at a time.
-
-    scratch   rooms that are used in turn
-    """
-    rooms = cycle(scratch)
-    for first in range(0, max(part.size for part in parts), window):
-        span = slice(first, first + window)
-        these = [part[span] for part in parts]
-        yield to_owner(channel, these, out[span], next(rooms), tag, add)
-
-
-def to_all(channel, parts, tag: int) -> Iterator:
-    """Send every rank's own part to all of them."""
-    for to, come in rounds_of_gather(channel.rank, channel.size):
-        outgoing = [(rank, _joined(parts[block])) for rank, block in to]
-        incoming = [(rank, _room_of(parts[block])) for rank, block in come]
-        yield channel.exchange(outgoing, incoming, tag)
-        for (_, room), (_, block) in zip(incoming, come):
-            _unpack(room, parts[block])
-
-
-def to_owner_to_all(channel, parts, scratch, tag: int) -> Iterator:
-    """Leave the sum over ranks of every part in it."""
-    yield from to_owner(channel, parts, parts[channel.rank], scratch, tag)
-    yield from to_all(channel, parts, tag + 1)
-
-
-def each_ahead(turns: Iterable[Iterator]) -> None:
-    """Take turns to their ends, each begun before the one before it ends."""
-    handle, before = None, iter(())
-    for these in turns:
-        begun = next(these, None)
-        _end(handle, before)
-        handle, before = begun, these
-    _end(handle, before)
-
-
-def _end(handle, turns) -> None:
-    while handle is not None:
-        handle.wait()
-        handle = next(turns, None)
-
-
-# ---- memory of messages --------------------------------------------------------------------------
-
-
-def _rows(this: Round, held, starts, scratch):
-    """Return the rows of a round, with what this rank has itself.
-
-    held     {number: this rank's sum of a slice}
-    starts   of the slices of a row, and its end
-    """
-    dtype, size = next(iter(held.values())).dtype, starts[-1]
-    num_rows = this.num_rows - (this.own_row is not None)
-    rows = [*_at_least(num_rows * size, dtype, scratch).reshape(num_rows, size)]
-    if this.own_row is not None:
-        rows.insert(this.own_row, _packed(held, this.kept))
-    for own in this.own:
-        _place(own, rows, starts)[...] = _packed(held, this.kept[own.first : own.end])
-    return rows
-
-
-def _place(sent: Sent, rows, starts):
-    """Return where in the rows of a round it is."""
-    return rows[sent.row][starts[sent.first] : starts[sent.end]]
-
-
-def _at_least(count: int, dtype, scratch):
-    is_enough = scratch.size >= count and scratch.dtype == dtype
-    return scratch[:count] if is_enough else empty(count, dtype)
-
-
-def _packed(held, numbers):
-    """Return slices of these numbers one after the other."""
-    return _joined([held[number] for number in numbers])
-
-
-def _joined(pieces):
-    """Return pieces [n] one after the other, in their own memory where they lie so."""
-    whole = _as_one(pieces)
-    return numpy.concatenate(pieces) if whole is None else whole
-
-
-def _room_of(pieces):
-    """Return room for pieces [n] one after the other, their own memory where they lie so."""
-    whole = _as_one(pieces)
-    size = sum(piece.size for piece in pieces)
-    return empty(size, pieces[0].dtype) if whole is None else whole
-
-
-def _unpack(room, pieces) -> None:
-    """Copy what came in room to its pieces, unless that is where it came."""
-    if len(pieces) > 1 and _as_one(pieces) is None:
-        sizes = [piece.size for piece in pieces]
-        for piece, came in zip(pieces, pieces_of(room, sizes)):
-            piece[...] = came
-
-
-def _as_one(pieces):
-    """Return a view of pieces that lie side by side in memory; None if they do not."""
-    if len(pieces) == 1:
-        return pieces[0]
-    filled = [piece for piece in pieces if piece.size] or pieces[:1]
-    places = [piece.__array_interface__["data"][0] for piece in filled]
-    ends = [place + piece.nbytes for place, piece in zip(places, filled)]
-    if places[1:] != ends[:-1]:
-        return None
-    size = sum(piece.size for piece in filled)
-    return numpy.lib.stride_tricks.as_strided(filled[0], (size,))

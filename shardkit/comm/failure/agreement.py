@@ -20,6 +20,7 @@ import numpy
 
 from ...errors import CommunicationTimeout, PeerError, ShardkitError
 from ..operations import ReductionOperation
+from ..ranks import in_words
 from .ballot import Ballot
 
 
@@ -141,8 +142,7 @@ def _named(error, ranks: list[int]):
     """Return the error with these ranks in front of its message, unless that begins so."""
     message = error.args[0] if len(error.args) == 1 else None
     if ranks and message == str(error) and not message.startswith(("rank ", "ranks ")):
-        word = "rank" if len(ranks) == 1 else "ranks"
-        error.args = (f"{word} {', '.join(map(str, ranks))}: {message}",)
+        error.args = (f"{in_words(ranks)}: {message}",)
     return error
 
 

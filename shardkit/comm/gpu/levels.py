@@ -6,17 +6,22 @@ all nodes add these sums: between nodes go no more bytes than in a ring.
 
     ranks 0 1 | 2 3     near: 0 and 1 add what 0 and 2 get (rank 0), what 1 and 3 get (rank 1)
                         far:  0 and 2 add their sums, 1 and 3 add theirs
+                              of more than 16 nodes, in rounds (collectives/rounds.py)
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy
 
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ..checks import pieces_of, ranks_per_node, starts_of
-from ..collectives.ordered import reduce_to_owners
+from ..collectives.ordered import add_slices, reduce_to_owners
+from ..collectives.rounds import DIRECT
+from ..collectives.turns import each_window_to_owner
 from ..wire import HALF_FLOATS
 
 WIDE = numpy.dtype("float32")  # in which half floats are added
@@ -39,6 +44,7 @@ class NodeSwaps:
         self._near = range(first, first + here)  # the ranks of this node
         self._far = range(rank % here, size, here)  # those at this place of every node
         self._swap = swap
+        self._has_nodes = hosts is not None  # else memory of one carries what it can
 
     def gather(self, source: int, target: int, counts, itemsize) -> None:
         """Gather slices from the addresses `source` of all ranks at `target`."""
@@ -57,16 +63,28 @@ class NodeSwaps:
         if len(self._far) == 1:
             return self._add_among(self._near, flat, counts, out)
         own = counts[self._far.start :: self._far.step]
-        starts = starts_of(counts)
         dtype = WIDE if flat.dtype.name in HALF_FLOATS else flat.dtype
         sums = empty(sum(own), dtype, xp_of(flat))
-        for rank, of_node in zip(self._far, pieces_of(sums, own)):
-            there = self._near_of(rank)
-            begin = starts[there.start]
-            span = flat[begin : begin + sum(counts[there])]
-            wide = span.astype(dtype, copy=False)
-            self._add_among(self._near, wide, counts[there], of_node)
+        starts = [*starts_of(own), sums.size]
+        pieces = pieces_of(flat, counts)
+        largest = max(*counts, 1) * len(self._near)
+        at_once = max(1, SCRATCH_ELEMENTS // largest)
+        for first in range(0, len(own), at_once):
+            end = min(first + at_once, len(own))
+            packed, sizes = self._by_place(pieces, range(first, end))
+            of_nodes = sums[starts[first] : starts[end]]
+            self._add_among(self._near, packed.astype(dtype, copy=False), sizes, of_nodes)
         self._add_among(self._far, sums, own, out)
+
+    def _by_place(self, pieces: list, nodes: range):
+        """Return pieces of these nodes' ranks, all at one place of a node side by side; and the
+        elements of each place.
+        """
+        here = len(self._near)
+        of_nodes = pieces[nodes.start * here : nodes.stop * here]
+        places = [of_nodes[place::here] for place in range(here)]
+        sizes = [sum(map(len, there)) for there in places]
+        return xp_of(*pieces).concatenate([*chain(*places)]), sizes
 
     def _near_of(self, rank: int) -> slice:
         """Return the ranks of the node of this one."""
@@ -76,9 +94,20 @@ class NodeSwaps:
 
     def _add_among(self, ranks: range, flat, counts, out):
         """Add over these ranks; counts: of the slices of each."""
-        swap = partial(self._swap_arrays, ranks)
         place = ranks.index(self._rank)
+        if self._has_nodes and len(ranks) > DIRECT:
+            return self._add_in_rounds(_Lane(place, ranks, self._among), flat, counts, out)
+        swap = partial(self._swap_arrays, ranks)
         reduce_to_owners(swap, place, flat, counts, out, SCRATCH_ELEMENTS)
+
+    def _add_in_rounds(self, lane: "_Lane", flat, counts, out):
+        """Add as the rounds of rounds.py: a swap each, with a few ranks."""
+        parts = pieces_of(flat, counts)
+        window = max(1, SCRATCH_ELEMENTS // lane.size)
+        room = empty(lane.size * min(window, max(counts)), flat.dtype, xp_of(flat))
+        for turns in each_window_to_owner(lane, parts, out, window, [room], 0, add_slices):
+            for _ in turns:  # a swap is done, or in the order of the stream
+                pass
 
     def _swap_arrays(self, ranks, send, receive, send_counts, receive_counts, send_starts):
         """Do the all_to_all of a channel of these ranks on CuPy arrays."""
@@ -94,6 +123,30 @@ class NodeSwaps:
             sent[rank] = outgoing[place]
             received[rank] = incoming[place]
         self._swap(sent, received)
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Stands in the place of a channel of some ranks: an exchange is a swap."""
+
+    rank: int
+    ranks: range
+    among: Callable
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.ranks)
+
+    def exchange(self, outgoing, incoming, tag):
+        """Give arrays to some of these ranks, and get others; [(rank, array [n])]."""
+        self.among(self.ranks, self._spans(outgoing), self._spans(incoming))
+
+    def _spans(self, pieces) -> list[tuple[int, int]]:
+        found = [(0, 0)] * self.size
+        for rank, array in pieces:
+            found[rank] = address_of(array), array.nbytes
+        return found
 
 
 def spans_of(array, starts, counts) -> list[tuple[int, int]]:

@@ -200,6 +200,7 @@ class MPICommunicationBackend(CommunicationBackend):
             abort=self.abort,
             seconds_left=lambda: self.seconds_left(),
             patience=NEXT_TO_WATCHDOG_SECONDS if self.job.outlives_ranks else 0.0,
+            place=self.progress.places.of(self.world_ranks[self.rank]),
         )
         self.job.watch(self.group_key, watchdog)
 

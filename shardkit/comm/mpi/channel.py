@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ..channel import ArrayMemory, Channel, bytes_of
 from ..compared import Members
+from ..ranks import compact
 from .collectives import OF_LIBRARY, OF_MESSAGES, InterruptibleCall, LibraryCall, PiecesCall
 from .comparing import MPIComparison
 from .requests import MPIErrors, RequestsHandle, spans_of
@@ -54,7 +55,7 @@ class MPIChannel(Channel):
         places = communicator.group.Translate_ranks(
             range(communicator.size), self.communicator.group
         )
-        world_ranks = tuple(self.members.world_ranks[place] for place in places)
+        world_ranks = compact([self.members.world_ranks[place] for place in places])
         return MPIChannel(
             self.mpi,
             communicator,

@@ -25,7 +25,7 @@ from math import inf
 import numpy
 
 from ..failure.agreement import describe_error
-from ..seats import ranks_text
+from ..ranks import ranks_text
 from ..watch.attendance import attendance
 from ..watch.closing import closing
 from ..watch.cores import FairClock

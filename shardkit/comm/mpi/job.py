@@ -4,7 +4,9 @@ communicators   the user's (parent), one for each group, one for the guard
 this rank       its node, the cores of the node, who watches over it
 """
 
+import os
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -19,14 +21,18 @@ from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Member
 from ..node import open_node
 from ..node.between import RoundsChannel
 from ..node.levels import LevelsChannel
+from ..ranks import compact
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
 from ..watch.own_warden import unwatched_text
+from ..watch.places import LedgerPlaces
 from ..watch.watchdog import Watchdog
 from .channel import MPIChannel
 from .ending import ending
 from .guard import JobGuard
 from .peers import Peers
+
+NO_HOME = -1  # of a rank that sees no memory of its node
 
 
 class Job:
@@ -51,7 +57,7 @@ class Job:
         self.watchdogs: dict[str, Watchdog] = {}
         self._node = None  # of this rank, if it sees its neighbors' memory
         # of all ranks of the world: the first rank of its node, if it sees their memory
-        self._homes: tuple[int | None, ...] = ()
+        self._homes: Sequence[int] = ()
         self._shares_cores = False
         self._communicators: list = []
 
@@ -81,18 +87,25 @@ class Job:
         if self.watchdogs:
             [*self.watchdogs.values()][-1].take_over()
 
-    def find_node(self) -> None:
-        """Learn this rank's place on its node, and share the node's cores and memory."""
+    def find_node(self, places: LedgerPlaces) -> None:
+        """Learn this rank's place on its node, and share the node's cores and memory.
+
+        places   of the ledgers of all ranks, which are learned too: a file belongs to one node, and
+                 where ranks are numbered anew, it keeps a number in MPI_COMM_WORLD for its name
+        """
         node = self.parent.Split_type(self.mpi.COMM_TYPE_SHARED)
         self.local_rank = node.rank
         if self.owns_job:
             settle_threads(node)
         self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
-        seats = node.allgather(Seat.here(1))
-        home = None if self._node is None else self._node.members[0]
+        started = self.mpi.COMM_WORLD.rank if self.outlives_ranks else self.parent.rank
+        numbers, seats = zip(*node.allgather((started, Seat.here(1))))
+        home = NO_HOME if self._node is None else self._node.members[0]
         warden = attendance().warden
-        own = home, not have_cores(seats), warden and warden.ended
-        self._homes, crowded, unwatched = zip(*self.parent.allgather(own))
+        own = home, min(numbers), not have_cores(seats), warden and warden.ended
+        homes, nodes, crowded, unwatched = zip(*self.parent.allgather(own))
+        self._homes = compact(homes)
+        places.learn(compact(nodes), self.parent.bcast(int.from_bytes(os.urandom(7))))
         self._shares_cores = any(crowded)
         _warn_of_unwatched(unwatched)
         node.Free()
@@ -101,8 +114,8 @@ class Job:
         """Return the messages of all ranks, on a duplicate of the user's communicator."""
         communicator = self._own(self.parent.Dup())
         communicator.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
-        self.find_node()
-        members = Members(key, tuple(range(communicator.size)))
+        self.find_node(progress.places)
+        members = Members(key, compact(range(communicator.size)))
         return MPIChannel(
             self.mpi,
             communicator,
@@ -146,7 +159,8 @@ class Job:
         """Return the best channel for a group: memory of its node, levels, or its messages."""
         if messages.size == 1:
             return AloneChannel(messages)
-        homes = [self._homes[rank] for rank in messages.members.world_ranks]
+        of_world = [None if home == NO_HOME else home for home in self._homes]
+        homes = [of_world[rank] for rank in messages.members.world_ranks]
         if len(set(homes)) == 1 and homes[0] is not None:
             return self._node.channel(messages) or messages
         here = ranks_per_node(homes)

@@ -13,8 +13,8 @@ import numpy
 from ...array.arena import empty
 from ..channel import ShortCall, WrappedChannel
 from ..checks import PIECE_TAG, pieces_of, shares_of
-from ..collectives.asynchronous import each_ahead, each_window_to_owner
 from ..collectives.ordered import SCRATCH_ELEMENTS, add_slices
+from ..collectives.turns import each_ahead, each_window_to_owner
 from ..operations import ReductionOperation
 from .channel import SMALL_BYTES
 

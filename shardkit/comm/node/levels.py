@@ -16,7 +16,8 @@ from functools import partial
 from ...array.arena import empty
 from ..channel import ArrayMemory, ShortCall, WrappedChannel, bytes_of
 from ..checks import pieces_of, shares_of, starts_of
-from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
+from ..collectives.ordered import add_slices
+from ..collectives.turns import to_all, to_owner, to_owner_to_all
 from ..operations import ReductionOperation
 from .between import COMBINE, FEW_NODES, NodeSums
 from .channel import CALLS_BEFORE_OPENING, SMALL_BYTES
@@ -143,13 +144,13 @@ class Levels:
         """Return (turns, last) of the sum in `array`, where that is `out`, or of a slice of it."""
         if out is not array:
             sums, own = self._sums_of_node(array, counts, SUM)
-            return to_owner(self.far, pieces_of(sums, own), out, scratch, tag), None
+            return to_owner(self.far, pieces_of(sums, own), out, scratch, tag, add_slices), None
         mine, here = self._sum_at_place(array, SUM)
         if self._nodes.add_all_of(mine):
-            turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag)
+            turns = to_owner(self.far, [mine] * self.far.size, mine, scratch, tag, add_slices)
         else:
             there = shares_of(mine.size, self.far.size)
-            turns = to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag)
+            turns = to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag, add_slices)
         return turns, lambda: self.near.run("all_gather", mine, array, here)
 
     def begin_all_gather(self, receive, counts, tag):

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from math import inf
 
 from ...errors import CommunicationError, CommunicationTimeout, PeerError
+from ..ranks import in_words
 from ..watch.progress import Awaited, Progress
 
 
@@ -153,7 +154,7 @@ class Environment:
             raise kind(message)
 
     def _late_text(self, wait: Wait, seconds: float) -> str:
-        return f"{wait.what}: {_ranks_text(wait.needs)} did not come within {seconds:g} s"
+        return f"{wait.what}: {in_words(sorted(wait.needs))} did not come within {seconds:g} s"
 
     def _worked_last(self, wait) -> float:
         """Return when all ranks that are missing had got on with work of their own; -inf: never."""
@@ -161,7 +162,7 @@ class Environment:
             return min((self.worked.get(rank, -inf) for rank in wait.needs), default=-inf)
 
     def _fail_for_absence(self, wait):
-        gone = _ranks_text(wait.needs & self.left)
+        gone = in_words(sorted(wait.needs & self.left))
         self.end(wait)
         wait.fail(
             CommunicationError,
@@ -283,7 +284,3 @@ class Group:
             self.environment.end(message)
             message.array = None  # its rank may use that memory again
             message.done.set()
-
-
-def _ranks_text(ranks):
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(rank) for rank in sorted(ranks))}"

@@ -231,11 +231,14 @@ class Attendance:
         self._write(replace(self._entry, doing=EXIT_HOOKS))
         return after
 
-    def note_ledger(self, path: Path | None) -> None:
-        """Note for the warden where this rank keeps its ledger; None: it keeps none any more."""
+    def note_ledger(self, path: Path | None, start: int = 0) -> None:
+        """Note for the warden where this rank keeps its ledger; None: it keeps none any more.
+
+        start   of the ledger in that file, in bytes
+        """
         if self._roll is not None and self._is_own():
             with suppress(OSError):  # a full disk: the other ranks watch, as ever
-                note_path(self.folder, self.rank, path)
+                note_path(self.folder, self.rank, path, start)
 
     def _who_waits(self):
         for rank, other in self.others_here().items():

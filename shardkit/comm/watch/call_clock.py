@@ -14,6 +14,7 @@ from math import inf
 
 from .cores import FairClock
 from .ledgers import read_ledgers
+from .places import LedgerPlaces
 from .progress import Call
 from .recorded import RecordedRank
 from .turn import Turn
@@ -27,10 +28,12 @@ class CallClock:
 
     folder   of the ledgers of all ranks; None: there are none
     rank     that waits
+    places   of all ranks
     """
 
-    def __init__(self, folder, rank: int = 0):
+    def __init__(self, folder, rank: int = 0, places: LedgerPlaces | None = None):
         self._folder = folder
+        self._places = LedgerPlaces() if places is None else places
         self._turn = Turn(folder, rank)
         self._clock = FairClock(0.0)
         self._since = (0.0, -inf)  # that the clock counts from
@@ -56,7 +59,7 @@ class CallClock:
 
     def _counted(self, call: Call, began: float) -> float:
         try:
-            needed, worked = ranks_needed(self._folder, call)
+            needed, worked = ranks_needed(self._folder, call, self._places)
         except OSError:  # a folder that was emptied
             return time.monotonic() - began
         ahead = time.monotonic() - time.time()
@@ -74,14 +77,14 @@ class CallClock:
         )
 
 
-def ranks_needed(folder, call: Call) -> tuple[list[RecordedRank], float]:
+def ranks_needed(folder, call: Call, places: LedgerPlaces) -> tuple[list[RecordedRank], float]:
     """Return those of the call's ranks that have not come to it, all of them if all have, as far as
     their ledgers are in the folder; and when the last of them to do so got on with work of its own.
 
     The time is in seconds since the epoch; -inf if one of them never said that it does such work.
     Errors: FileNotFoundError if there are no ledgers.
     """
-    found = read_ledgers(folder, call.ranks)
+    found = read_ledgers(folder, call.ranks, places)
     late = found.late(call)
     rows = found.rows_of(late if late.size else call.ranks)
     needed = [found.rank(row) for row in rows[rows >= 0].tolist()]

@@ -1,7 +1,7 @@
 """The temporary folder of a job on one node. Its last user removes it, or the next job does.
 
     shardkit-job-1000-.../alive                         each user holds a shared lock on this file
-                          roll, rank-00000.ledger, ...
+                          roll, node-00000.ledger, ...
 
 The kernel drops the lock of a process that ends in any way. So a process that gets an exclusive
 lock knows that nobody uses the folder any more, even across containers. On a file system without
@@ -26,7 +26,7 @@ LOOK_NAME, LOOK_NAMES = "look-{:08x}", {r"look-[0-9a-f]{8}": FILE}
 _NAMES = {  # what ranks and wardens make there, beside the lock
     r"roll|reported|ended|hang": FILE,
     r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}|closing-[0-9a-f]{8}-\d{5,}": FILE,
-    r"rank-\d{5,}\.(ledger|stacks)": FILE,
+    r"node-\d{5,}\.ledger|rank-\d{5,}\.(ledger|stacks)": FILE,
     TEMPORARY: FILE,
     **LOOK_NAMES,
 }

@@ -15,9 +15,10 @@ import numpy
 from ...errors import CheckpointError
 from ...files.reading import read_bytes
 from ...files.removing import FILE, TEMPORARY
+from ..ranks import in_words
 from .folder import LOOK_NAMES
-from .ledger import LEDGER_NAME
-from .ledgers import ANY, Ledgers, read_ledgers
+from .ledgers import ANY, Ledgers, read_ledgers, without_room
+from .places import LedgerPlaces
 from .processes import is_stopped
 from .progress import Call
 from .pulse import Pulse
@@ -26,7 +27,7 @@ from .recorded import GroupName, RecordedRank
 STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
 HANG_NAME = "hang"  # made by the rank that reports
 LEDGER_NAMES = {  # in a folder
-    r"rank-\d{5,}\.(ledger|stacks)|hang": FILE,
+    r"node-\d{5,}\.ledger|rank-\d{5,}\.(ledger|stacks)|hang": FILE,
     TEMPORARY: FILE,
     **LOOK_NAMES,
 }
@@ -63,9 +64,9 @@ def report_of(found: Ledgers, folder, now: float | None = None) -> str:
     outside = numpy.flatnonzero(~found.is_in_call)
     for row in outside[:_MAX_RANKS].tolist():
         rank = found.rank(row)
-        lines.append(f"{_ranks([rank.rank])} in no call: {_last_seen(rank, now)}")
+        lines.append(f"{in_words([rank.rank])} in no call: {_last_seen(rank, now)}")
     if outside.size > _MAX_RANKS:
-        lines.append(f"{_ranks(found.ranks[outside[_MAX_RANKS:]].tolist())} in no call, too")
+        lines.append(f"{in_words(found.ranks[outside[_MAX_RANKS:]].tolist())} in no call, too")
     lines += _silent_lines(Path(folder), found)
     if (Path(folder) / HANG_NAME).exists():
         inside = numpy.flatnonzero(found.is_in_call)
@@ -90,7 +91,7 @@ def _calls_lines(found: Ledgers, now: float) -> list[str]:
     rest = [row for rows in calls[_MAX_CALLS:] for row in rows]
     if rest:
         numbers = sorted(found.ranks[rest].tolist())
-        lines.append(f"{_ranks(numbers)} in {len(calls) - _MAX_CALLS:,} more calls")
+        lines.append(f"{in_words(numbers)} in {len(calls) - _MAX_CALLS:,} more calls")
     return lines
 
 
@@ -98,10 +99,12 @@ def _silent_lines(folder: Path, found: Ledgers) -> list[str]:
     """Return which ranks left no ledger, and for which of them there was no room."""
     everyone = numpy.arange(found.rows["world_size"][0])
     silent = numpy.setdiff1d(everyone, found.ranks).tolist()
-    full = [rank for rank in silent if _is_empty(folder / LEDGER_NAME.format(rank))]
-    lines = [f"{_ranks(silent)} left no ledger here"] if silent else []
+    full = sorted(without_room(folder).intersection(silent))
+    lines = [f"{in_words(silent)} left no ledger here"] if silent else []
     if full:
-        lines.append(f"  there was no room on the disk for {_ranks(full)}, which may be all right")
+        lines.append(
+            f"  there was no room on the disk for {in_words(full)}, which may be all right"
+        )
     return lines
 
 
@@ -142,7 +145,7 @@ def suspects_of(found: Ledgers, folder, seconds: float = inf) -> str:
         (missing, "missing"),
     ):
         if named:
-            phrase = f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
+            phrase = f"{in_words(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
             return phrase + _why(named, found, silent, away)
     if not is_known:
         return "which ranks are missing is not known"
@@ -179,8 +182,8 @@ def _not_come(folder: Path, found: Ledgers, seconds: float) -> tuple[set[int], s
     since = inf if seconds == inf else time.time() - seconds
     at_work = idle.intersection(found.ranks[found.rows["worked"] > since].tolist())
     idle = idle - at_work or at_work
-    without_room = {n for n in idle if _is_empty(folder / LEDGER_NAME.format(n))}
-    return missing, idle - without_room or without_room, is_known  # these may be all right
+    full = without_room(folder).intersection(idle).difference(found.ranks.tolist())
+    return missing, idle - full or full, is_known  # these may be all right
 
 
 def _last_numbers(found: Ledgers) -> dict[int, int]:
@@ -229,7 +232,7 @@ def _why_silent(named: set[int], silent: dict[int, float]) -> str:
     if not stuck:
         return ""
     seconds = min(silent[number] for number in stuck)
-    whose = "its interpreter" if len(named) == 1 else f"the interpreter of {_ranks(stuck)}"
+    whose = "its interpreter" if len(named) == 1 else f"the interpreter of {in_words(stuck)}"
     return f": {whose} has not run for {seconds:.1f} s, native code holds its lock"
 
 
@@ -239,20 +242,20 @@ def _why_away(named: set[int], away: dict[int, float]) -> str:
     if not busy:
         return ""
     seconds = min(away[number] for number in busy)
-    who = "it runs" if len(named) == 1 else f"{_ranks(busy)} run{'s' if len(busy) == 1 else ''}"
+    who = "it runs" if len(named) == 1 else f"{in_words(busy)} run{'s' if len(busy) == 1 else ''}"
     return (
         f": {who} other code inside of the call for {seconds:.1f} s, perhaps a signal handler or a "
         "compilation"
     )
 
 
-def late_text(folder, call: Call) -> str:
+def late_text(folder, call: Call, places: LedgerPlaces) -> str:
     """Return which ranks have not begun a collective, in words; "" if none is known.
 
     Errors: FileNotFoundError if there are no ledgers.
     """
-    late = read_ledgers(folder, call.ranks).late(call).tolist()
-    return f"{_ranks(late)} {'is' if len(late) == 1 else 'are'} missing" if late else ""
+    late = read_ledgers(folder, call.ranks, places).late(call).tolist()
+    return f"{in_words(late)} {'is' if len(late) == 1 else 'are'} missing" if late else ""
 
 
 def idle_since(folder, time: float) -> str:
@@ -267,7 +270,7 @@ def idle_since(folder, time: float) -> str:
     is_idle = ~found.is_in_call & (worked > 0)
     is_idle &= numpy.maximum(worked, found.last_times) < time
     idle = found.ranks[is_idle].tolist()
-    return _ranks(idle) if idle else ""
+    return in_words(idle) if idle else ""
 
 
 def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
@@ -275,9 +278,9 @@ def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
     call = found.rank(rows[0]).calls[-1]
     place = found.place(int(found.rows["last"]["group"][rows[0]]))
     if call.number_on_group is None:
-        peer = "an unknown rank" if place.ranks is None else _ranks(place.ranks.tolist())
+        peer = "an unknown rank" if place.ranks is None else in_words(place.ranks.tolist())
         return [
-            f"{_ranks(found.ranks[rows].tolist())} in {call.carries} with {peer} "
+            f"{in_words(found.ranks[rows].tolist())} in {call.carries} with {peer} "
             f"for {now - call.began:.1f} s, called at {call.site}"
         ]
     lines = []
@@ -285,7 +288,7 @@ def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
     where = f"(call {call.number_on_group} on group {call.group}) for {now - call.began:.1f} s"
     firsts = [found.rank(numbers[0]).calls[-1] for numbers in by_call]
     for numbers, of_these in zip(by_call, firsts):
-        who = _ranks(found.ranks[numbers].tolist())
+        who = in_words(found.ranks[numbers].tolist())
         lines.append(f"{who} in {of_these.carries} {where}, called at {of_these.site}")
     if len({of_these.carries for of_these in firsts}) > 1:
         lines.append(
@@ -294,7 +297,7 @@ def _waiting_lines(rows: list[int], found: Ledgers, now: float) -> list[str]:
         )
     missing, is_known = _late(found, place, call.number_on_group)
     if missing:
-        lines.append(f"  missing: {_ranks(missing)} of {len(place.ranks)} ranks")
+        lines.append(f"  missing: {in_words(missing)} of {len(place.ranks)} ranks")
     if not is_known:
         lines.append("  of some ranks it is not known if they have come to this call")
     return lines
@@ -308,14 +311,6 @@ def _by_call(rows: list[int], found: Ledgers) -> list[list[int]]:
     for row, key in zip(rows, keys):
         by_call[key].append(row)
     return sorted(by_call.values(), key=len, reverse=True)[:_MAX_CALLS]
-
-
-def _is_empty(path: Path) -> bool:
-    """Return True for a ledger that there was no room for."""
-    try:
-        return path.stat().st_size == 0
-    except OSError:
-        return False
 
 
 def _last_seen(rank: RecordedRank, now: float) -> str:
@@ -352,12 +347,3 @@ def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
     return (
         [f"stacks of rank {rank.rank}:"] + [f"  {line}" for line in lines[:_MAX_STACK_LINES]] + rest
     )
-
-
-def _ranks(numbers: list[int]) -> str:
-    """ "rank 3", "ranks 0, 1, 2", "ranks 0, 1, ... 511 (512 of them)"."""
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    if len(numbers) <= _MAX_RANKS:
-        return f"ranks {', '.join(map(str, numbers))}"
-    return f"ranks {', '.join(map(str, numbers[:3]))}, ... {numbers[-1]} ({len(numbers)} of them)"

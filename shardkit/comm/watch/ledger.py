@@ -1,6 +1,14 @@
-"""The ledger: a file with the last calls of a rank, always on, readable after a kill.
+"""The ledger: the last calls of a rank in a file of its node, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header, pulse | names, appended | record | ... | code | made |
+    ledger/node-00008.ledger   | slot 0, of rank 8 | slot 1, of rank 9 | ...
+    a slot                     | header, pulse | names, appended | record | ... | code | made |
+
+A file has the ledgers of the ranks of one node, each in a slot of fixed size that begins a page: of
+two nodes that write one page of a file on a shared file system, one would lose what it wrote. Its
+name is that of the first rank of the node, which no other node can have. A rank makes the file if
+it is missing, and the blocks of its own slot: so ranks may begin in any order. Slots of ranks that
+have died, or of an earlier job in this folder, stay: a slot says of which job it is, and when it
+was begun, and readers take the newest job.
 
 The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
 group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
@@ -8,31 +16,36 @@ takes no system call and stays in the file when the process is killed. Names (of
 sites) are appended once and referred to by number. Times are seconds since the epoch. A place of
 its own says what code the rank loads or compiles: meanwhile it waits for nobody. The last one says
 how many calls it had made on each group a moment ago, as the ring may have none of one any more.
-recorded.py reads one, ledgers.py those of all ranks.
+places.py says which slot is whose, recorded.py reads one, ledgers.py those of all ranks.
 """
 
 import mmap
 import os
 import struct
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from sys import _getframe
 
 import numpy
 
 from ...array.machine_code import MACHINE_CODE
-from ...files.mapping import new_map
+from ...files.mapping import MappedPart, map_part
 from ...files.notes import tell
+from ...files.removing import remove_file
+from ...files.writing import open_new
+from ..ranks import ranges_text
 from .frames import first_frame
+from .places import LedgerPlace
 from .pulse import NAMES_BYTES as _NAMES_BYTES
 from .pulse import NAMES_START as _NAMES_START
 from .pulse import NUM_RECORDS, PULSE, PULSE_START, RECORD_FIELDS
 from .pulse import RECORD as _RECORD
 from .pulse import RING_START as _RING_START
-from .ranges import ranges_text
 
-MAGIC = b"sklgr\x00\x00\x03"  # the last byte is the version
-LEDGER_NAME = "rank-{:05d}.ledger"
+MAGIC = b"sklgr\x00\x00\x04"  # the last byte is the version
+NO_ROOM_NAME = "rank-{:05d}.ledger"  # an empty file: there was no room for the ledger of this rank
 HEADER = struct.Struct("<8sIIIId64s")  # magic, rank, world size, pid, bytes of names, clock, host
 OF_RANKS, WITH_RANK = " of ranks ", " with rank "  # in the name of a group, of a message
 UNKNOWN_RANKS = "?"  # of a group whose ranks take more room than a name may
@@ -48,7 +61,11 @@ CODE_START = _RING_START + NUM_RECORDS * RECORD_BYTES
 MADE = numpy.dtype([("group", "<u8"), ("calls", "<u8")])
 MOST_MADE, MADE_START = 256, CODE_START + CODE.size
 MADE_COUNT = struct.Struct("<QQ")
-FILE_BYTES = MADE_START + MADE_COUNT.size + MOST_MADE * MADE.itemsize
+OPENED_START = MADE_START + MADE_COUNT.size + MOST_MADE * MADE.itemsize
+OPENED = struct.Struct("<dQ")  # when this was begun, in seconds since the epoch; number of the job
+LEDGER_BYTES = OPENED_START + OPENED.size
+LEDGER_SLOT_BYTES = 1 << 17  # of a file: a multiple of the pages of every machine
+assert LEDGER_BYTES <= LEDGER_SLOT_BYTES
 
 
 def offset_of(field: str) -> int:
@@ -147,14 +164,14 @@ class Names:
             number = self._dtypes[dtype] = 0 if dtype is None else self.number(str(dtype))
         return number
 
-    def group(self, group: str, ranks: tuple[int, ...]) -> int:
+    def group(self, group: str, ranks: Sequence[int]) -> int:
         """Return the number of a group: "world/2.0 of ranks 0-1"."""
         number = self._groups.get(group)
         if number is None:
             number = self._groups[group] = self._place(group, OF_RANKS, ranks)
         return number
 
-    def _place(self, group: str, relation: str, ranks: tuple[int, ...]) -> int:
+    def _place(self, group: str, relation: str, ranks: Sequence[int]) -> int:
         text = f"{group}{relation}{ranges_text(ranks)}"
         if len(text) > _MOST_NAME_BYTES:
             text = f"{group}{relation}{UNKNOWN_RANKS}"
@@ -164,7 +181,7 @@ class Names:
         """Return the numbers of the groups of these keys, 0 for those without one."""
         return [self._groups.get(group, 0) for group in groups]
 
-    def message(self, group: str, ranks: tuple[int, ...]) -> int:
+    def message(self, group: str, ranks: Sequence[int]) -> int:
         """Return the number of a message, or of a collective under way: "world with rank 0-3"."""
         number = self._groups.get((group, ranks))
         if number is None:
@@ -173,21 +190,33 @@ class Names:
 
 
 class Ledger:
-    """The writer of one rank's file.
+    """The writer of one rank's ledger.
 
     begin() and end() belong to the thread that communicates.
-    path    of the file; None: the calls are noted in memory only; so is what cannot be made
-    names   of the process; None: of this ledger alone
-    Where the file cannot be made, on a full disk say, a warning names it, and the calls are noted
-    in memory only: a report of a hang lacks those of this rank.
+    folder   None: the calls are noted in memory only; so are those of which no file can be made
+    names    of the process; None: of this ledger alone
+    place    in the folder; None: that of ranks which all run on one node
+    path     of the file that it is in; None: it is in memory only
+    Where there cannot be one, on a full disk say, a warning names it, and a report of a hang lacks
+    the calls of this rank.
     """
 
     is_written_by_loops = True  # by node/noted.py, straight into the ring
 
-    def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
-        mapped = None if path is None else _mapped(Path(path), FILE_BYTES)
-        self.path = None if path is None or mapped is None else Path(path)
-        self._map = mmap.mmap(-1, FILE_BYTES) if mapped is None else mapped
+    def __init__(
+        self,
+        folder,
+        rank: int,
+        world_size: int,
+        names: Names | None = None,
+        place: LedgerPlace | None = None,
+    ):
+        self.place = LedgerPlace(slot=rank) if place is None else place
+        part = None if folder is None else _mapped(Path(folder), rank, self.place)
+        self.path = None if part is None else self.place.path(folder)
+        self._part = part
+        self._map = mmap.mmap(-1, LEDGER_BYTES) if part is None else part.memory
+        self._opened = (time.time(), self.place.job)
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
         self._names_end = 0
@@ -196,6 +225,7 @@ class Ledger:
         self._ring = numpy.frombuffer(self._map, numpy.uint8, 1).ctypes.data + _RING_START
         self.names.open(self._append, self._ring)
         self._write_header()
+        OPENED.pack_into(self._map, OPENED_START, *self._opened)
         MADE_COUNT.pack_into(self._map, MADE_START, self._words[PLACE_NUMBER] + 1, 0)
         MACHINE_CODE.listeners.add(self)
         if MACHINE_CODE.doing:
@@ -212,7 +242,7 @@ class Ledger:
         self,
         verb: str,
         group: str,
-        ranks: tuple[int, ...],
+        ranks: Sequence[int],
         number_on_group: int | None,
         dtype=None,
         count: int = -1,
@@ -290,6 +320,16 @@ class Ledger:
         number, *_, ended = _RECORD.unpack_from(self._map, self._at())
         return number == self._words[PLACE_NUMBER] and not ended
 
+    @property
+    def start(self) -> int:
+        """Where it begins in its file, in bytes."""
+        return self.place.slot * LEDGER_SLOT_BYTES
+
+    @property
+    def is_lost(self) -> bool:
+        """True if its file is gone from the folder, which was emptied."""
+        return self._part is not None and not self._part.is_at(self.path)
+
     def close(self) -> None:
         """Close the file, which stays."""
         MACHINE_CODE.listeners.discard(self)
@@ -319,17 +359,24 @@ class Ledger:
         )
 
 
-def _mapped(path: Path, num_bytes: int) -> mmap.mmap | None:
-    """Return the memory of a new file; None, after a warning, where there cannot be one."""
+def _mapped(folder: Path, rank: int, place: LedgerPlace) -> MappedPart | None:
+    """Return the memory, all zeros, of a place; None, after a warning, where there is no room."""
+    path, without = place.path(folder), folder / NO_ROOM_NAME.format(rank)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return new_map(path, num_bytes)
+        folder.mkdir(parents=True, exist_ok=True)
+        part = map_part(path, place.slot * LEDGER_SLOT_BYTES, LEDGER_BYTES)
+        part.memory[: len(MAGIC)] = bytes(len(MAGIC))  # first: nobody reads half of what was there
+        part.memory[:] = bytes(LEDGER_BYTES)
+        remove_file(without)
     except OSError as error:
         tell(
-            f"warning: {path} cannot be made: {error.strerror or error}; the calls of this rank "
+            f"warning: {path} cannot be made: {error.strerror or error}; the calls of rank {rank} "
             "are noted in memory only, and a report of a hang will lack them"
         )
+        with suppress(OSError):
+            open_new(without).close()
         return None
+    return part
 
 
 def _line(text: str) -> bytes:

@@ -4,6 +4,10 @@
     come    one for each (group, rank): how many calls on the group the rank has begun
     texts   the names to which both refer by number, each once
 
+Of the ledgers in a folder, those count that the newest job there has begun: an earlier one, with
+another number of ranks perhaps, left its own; and so did ranks that have died, when the others went
+on with new numbers. Of two ledgers of one rank, the newer one counts.
+
 A rank whose ring has forgotten a group, and that did not note since how many calls it has made on
 it, may have come to any call: it is not taken for missing.
 """
@@ -18,8 +22,9 @@ import numpy
 
 from ...errors import CheckpointError
 from ...files.reading import understood
-from .ledger import LEDGER_NAME, RECORD
+from .ledger import RECORD
 from .many import read_each
+from .places import LedgerPlace, LedgerPlaces
 from .progress import WAIT_FOR, Call
 from .pulse import RECORD_FIELDS, Pulse
 from .recorded import (
@@ -28,7 +33,7 @@ from .recorded import (
     LedgerContent,
     RecordedRank,
     names_in,
-    read_content,
+    read_contents,
     recorded_call,
 )
 
@@ -43,10 +48,14 @@ _ROW = numpy.dtype(
         ("worked", "<f8"),
         ("since", "<f8"),
         ("sees_all", "?"),  # groups that it does not name have had no call
+        ("opened", "<f8"),
+        ("job", "<u8"),
         ("last", RECORD),
     ]
 )
 _COME = numpy.dtype([("group", "<i4"), ("row", "<i4"), ("calls", "<u8")])
+_OF_NODE = "node-*.ledger"
+_OF_RANK = "rank-*.ledger"  # of version 3, or empty: see NO_ROOM_NAME
 _NO_CALL = (0,) * len(RECORD_FIELDS)
 ANY = numpy.uint64(numpy.iinfo(numpy.uint64).max)  # calls of a rank that may have come to each
 
@@ -143,36 +152,71 @@ class Ledgers:
         return ranks[self.begun(call.group, ranks) < call.number]
 
 
-def read_ledgers(folder, ranks=None) -> Ledgers:
-    """Read the ledgers of a folder, or of these ranks only.
+def read_ledgers(folder, ranks=None, places: LedgerPlaces | None = None) -> Ledgers:
+    """Read the ledgers of the newest job in a folder, or of these ranks only.
 
+    places   of the ranks: their files alone are opened. None: all files are
     Errors: FileNotFoundError if there are none.
     """
-    found = _Collected()
-    paths = _paths(Path(folder), ranks)
-    for path, content in zip(paths, read_each(_content, paths)):
-        with suppress(CheckpointError):
-            if content is not None:
-                found.add(content, path)
-    if not found.rows:
+    folder = Path(folder)
+    parts = _parts(folder, ranks, places)
+    found, fault = _Collected(ranks), None
+    for part, contents in zip(parts, read_each(_contents, parts)):
+        if isinstance(contents, CheckpointError):
+            fault = fault or contents
+            continue
+        for content in contents:
+            with suppress(CheckpointError):
+                found.add(content, part.path)
+    ledgers = found.ledgers(None if places is None else places.job)
+    if not ledgers.rows.size:
+        why = "" if fault is None else f" that can be read: {fault}"
         raise FileNotFoundError(
-            f"no ledgers in {folder}; runs keep them in the folder ledger of the run folder"
+            f"no ledgers in {folder}{why}; runs keep them in the folder ledger of the run folder"
         )
-    return found.ledgers()
+    return ledgers
 
 
-def _content(path: Path) -> LedgerContent | None:
-    """Return what a ledger has; None if it is just being made or removed."""
+def without_room(folder) -> set[int]:
+    """Return the ranks for whose ledgers there was no room in the folder."""
+    names = {path.name for path in Path(folder).glob(_OF_RANK) if _is_empty(path)}
+    numbers = (name.removeprefix("rank-").removesuffix(".ledger") for name in names)
+    return {int(number) for number in numbers if number.isdecimal()}
+
+
+def _is_empty(path: Path) -> bool:
     try:
-        return read_content(path)
-    except (CheckpointError, FileNotFoundError):
-        return None
+        return path.stat().st_size == 0
+    except OSError:
+        return False
 
 
-def _paths(folder: Path, ranks) -> list[Path]:
-    if ranks is None:
-        return list(folder.glob("rank-*.ledger"))
-    return [folder / LEDGER_NAME.format(rank) for rank in ranks]
+@dataclass(frozen=True)
+class _Part:
+    """Slots of a file; None: all that it has."""
+
+    path: Path
+    slots: tuple[int, ...] | None = None
+
+
+def _parts(folder: Path, ranks, places: LedgerPlaces | None) -> list[_Part]:
+    if ranks is not None and places is not None:
+        slots = places.slots(ranks)
+        return [_Part(LedgerPlace(node).path(folder), tuple(slots[node])) for node in slots]
+    paths = sorted(folder.glob(_OF_NODE))
+    if not paths:
+        paths = [path for path in sorted(folder.glob(_OF_RANK)) if not _is_empty(path)]
+    return [_Part(path) for path in paths]
+
+
+def _contents(part: _Part) -> list[LedgerContent] | CheckpointError:
+    """Return what stands in the slots; the error if nothing does."""
+    try:
+        return list(read_contents(part.path, part.slots))
+    except CheckpointError as error:
+        return error
+    except FileNotFoundError:  # it is just being made or removed
+        return []
 
 
 @dataclass(frozen=True)
@@ -191,9 +235,10 @@ class _Names:
 
 
 class _Collected:
-    """Ledgers that are read one after the other."""
+    """Ledgers that are read one after the other; ranks: others are left out; None: none are."""
 
-    def __init__(self):
+    def __init__(self, ranks=None):
+        self._ranks = None if ranks is None else frozenset(ranks)
         self.texts: dict[str, int] = {UNKNOWN_NAME: 0}
         self._by_number = [UNKNOWN_NAME]
         self.places: dict[str, GroupName] = {}
@@ -201,19 +246,22 @@ class _Collected:
         self.come: list[tuple[int, int, int]] = []
         self._names: dict[bytes, _Names] = {}
 
-    def ledgers(self) -> Ledgers:
-        """Return all that was added."""
+    def ledgers(self, job: int | None) -> Ledgers:
+        """Return all that was added, of a job; None: of the newest."""
         rows = numpy.array(self.rows, _ROW)
-        come = numpy.array(self.come, _COME)
-        order = numpy.argsort(rows["rank"], kind="stable")
-        row_in_order = numpy.empty_like(order)
+        order = _newest(rows, job)
+        row_in_order = numpy.full(rows.size, -1)
         row_in_order[order] = numpy.arange(order.size)
+        come = numpy.array(self.come, _COME)
         come["row"] = row_in_order[come["row"]]
+        come = come[come["row"] >= 0]
         come = come[numpy.lexsort((come["row"], come["group"]))]
         return Ledgers(rows[order], come, self.texts, self.places)
 
     def add(self, found: LedgerContent, path) -> None:
-        """Add the ledger of a rank. Errors: CheckpointError if it is damaged."""
+        """Add the ledger of a rank, if it is wanted. Errors: CheckpointError if it is damaged."""
+        if self._ranks is not None and found.rank not in self._ranks:
+            return
         with understood(path, "records", error=CheckpointError):
             names = self._names_of(found.names)
             calls, sees_all = _calls(found, names)
@@ -237,6 +285,8 @@ class _Collected:
             found.worked + found.clock if found.worked else 0.0,
             (since or until) + found.clock,
             sees_all,
+            found.opened,
+            found.job,
             self._last(found, names),
         )
 
@@ -274,6 +324,20 @@ class _Collected:
         if text not in self.places:
             self.places[text] = GroupName.of(text)
         return self.places[text]
+
+
+def _newest(rows: numpy.ndarray, job: int | None) -> numpy.ndarray:
+    """Return which rows count, in the order of their ranks: see above."""
+    order = numpy.lexsort((rows["opened"], rows["rank"]))
+    if job is not None:
+        order = order[rows["job"][order] == job]
+    if not order.size:
+        return order
+    newest = rows[order[rows["opened"][order].argmax()]]
+    for same in ("job", "world_size"):
+        order = order[rows[same][order] == newest[same]]
+    ranks = rows["rank"][order]
+    return order[numpy.append(ranks[1:] != ranks[:-1], True)]
 
 
 def _calls(found: LedgerContent, names: _Names) -> tuple[dict[int, int], bool]:

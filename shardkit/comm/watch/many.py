@@ -1,7 +1,7 @@
 """Many files at once: where a shared file system takes a millisecond to open one, threads wait for
-some dozens of them together.
+a dozen of them together.
 
-    1,024 paths | thread 0: every 32nd | thread 1: ... | thread 31 |     then the next 1,024
+    128 files | thread 0: every 16th | thread 1: ... | thread 15 |     then the next 128
 
 What no thread has read, since it could not start at the end of the interpreter say, the caller
 reads by itself.
@@ -12,8 +12,8 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-AT_ONCE = 1024  # files whose content is held
-FILES_PER_THREAD = 32  # of these; so few are read without a thread
+AT_ONCE = 128  # files whose content is held
+FILES_PER_THREAD = 8  # of these; so few are read without a thread
 
 
 def read_each(read: Callable[[Any], Any], paths: list) -> Iterator[Any]:

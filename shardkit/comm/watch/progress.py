@@ -6,16 +6,16 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
 
 from .ledger import PLACE_IS_FREE, Ledger, Names
+from .places import LedgerPlaces
 
 NUM_CALLS, NANOSECONDS = range(2)  # of a tally
 WAIT_FOR = "wait for "  # before a verb that was begun earlier
@@ -32,7 +32,7 @@ class Call:
 
     verb: str
     group: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     number: int | None
 
     def __str__(self):
@@ -184,6 +184,7 @@ class Progress:
         self.names = Names()
         self.tallies = Tallies()
         self.gpu = GpuCalls()
+        self.places = LedgerPlaces()  # of the ledgers of all ranks
         self._recorders: list = []
         self._kept = None  # the ledger, and _ledger what stands in its place
         self.ledger = None
@@ -199,8 +200,8 @@ class Progress:
     @timeout.setter
     def timeout(self, seconds: float):
         self._timeout = seconds
-        if isinstance(self._kept, Ledger):
-            self._kept.beat(seconds, 0.0)
+        if self.kept is not None:
+            self.kept.beat(seconds, 0.0)
 
     @property
     def ledger(self):
@@ -216,14 +217,9 @@ class Progress:
         self._hear()
 
     @property
-    def ledger_folder(self) -> Path | None:
-        """The folder of the ledger; None: there is none, or one in memory only."""
-        path = self._kept.path if isinstance(self._kept, Ledger) else None
-        return path and path.parent
-
-    def is_kept_in(self, ledger) -> bool:
-        """Return True if every call is noted in this ledger."""
-        return self._kept is ledger
+    def kept(self) -> Ledger | None:
+        """The ledger in which every call is noted, whoever listens; None: there is none."""
+        return self._kept if isinstance(self._kept, Ledger) else None
 
     @contextmanager
     def telling(self, recorder) -> Iterator[None]:
@@ -261,7 +257,7 @@ class Progress:
         self,
         verb: str,
         group: str,
-        ranks: tuple[int, ...],
+        ranks: Sequence[int],
         dtype=None,
         count: int = -1,
         site: int | None = None,
@@ -274,7 +270,7 @@ class Progress:
         if self._ledger is not None:
             self._ledger.begin(verb, group, ranks, number, dtype, count, site)
 
-    def take_over(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+    def take_over(self, verb: str, group: str, ranks: Sequence[int]) -> None:
         """Go on with a collective that compiled code has begun, and noted; end() must follow."""
         self._begin_collective(verb, group, ranks)
 
@@ -286,7 +282,7 @@ class Progress:
         tally[NUM_CALLS] = number
         return number
 
-    def begin_message(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+    def begin_message(self, verb: str, group: str, ranks: Sequence[int]) -> None:
         """Begin a verb between two ranks; end() must follow."""
         self.began = time.monotonic()
         self.current = Call(verb, group, ranks, None)
@@ -308,8 +304,8 @@ class Progress:
 
     def work(self) -> None:
         """Note that this rank gets on with work of its own, for which others wait in a verb."""
-        if isinstance(self._kept, Ledger):
-            self._kept.work()
+        if self.kept is not None:
+            self.kept.work()
 
     def describe(self, dtype, count: int) -> None:
         """Note what the current call carries, in elements; nothing outside of a call."""

@@ -1,7 +1,7 @@
 """The pulse of a rank: when its interpreter last ran, as a thread of it writes into its ledger.
 
-    ledger/rank-00000.ledger   | magic ... host | pulse | names | records
-    job folder/ledger-00000    the path of that ledger, for the rank's warden
+    ledger/node-00000.ledger   ... | magic ... host | pulse | names | records | ...
+    job folder/ledger-00000    where that ledger begins in which file, for the rank's warden
 
 It stops when native code keeps the interpreter's lock, or when the process is stopped. Then no
 thread of the rank can report anything; the others read its pulse, and its warden does.
@@ -74,10 +74,15 @@ def beat_seconds(seconds: float) -> float:
     return min(POLL_SECONDS, seconds / 8)
 
 
-def note_path(folder, rank: int, ledger) -> None:
-    """Note in the job's folder where a rank keeps its ledger; None: nowhere any more."""
-    path = Path(folder) / PATH_NAME.format(rank)
-    write_whole(path, b"" if ledger is None else os.fsencode(os.path.abspath(ledger)))
+def note_path(folder, rank: int, ledger, start: int = 0) -> None:
+    """Note in the job's folder where a rank keeps its ledger; None: nowhere any more.
+
+    start   of the ledger in that file, in bytes
+    """
+    where = b""
+    if ledger is not None:
+        where = b"%d %s" % (start, os.fsencode(os.path.abspath(ledger)))
+    write_whole(Path(folder) / PATH_NAME.format(rank), where)
 
 
 def read_pulse(folder, rank: int, now: float) -> tuple[Pulse, float] | None:
@@ -86,10 +91,11 @@ def read_pulse(folder, rank: int, now: float) -> tuple[Pulse, float] | None:
     None: it keeps no ledger, or its calls have no time limit.
     """
     try:
-        path = (Path(folder) / PATH_NAME.format(rank)).read_text()
+        start, _, path = (Path(folder) / PATH_NAME.format(rank)).read_bytes().partition(b" ")
         if not path:
             return None
         with open(path, "rb") as file:
+            file.seek(int(start))
             content = file.read(RING_START + NUM_RECORDS * RECORD.size)
         pulse = Pulse(*PULSE.unpack_from(content, PULSE_START))
         *_, began, ended = max(RECORD.iter_unpack(content[RING_START:]))

@@ -1,6 +1,11 @@
-"""What stands in the ledger of a rank (ledger.py): who wrote it, and its last calls."""
+"""What stands in the ledger of a rank (ledger.py): who wrote it, and its last calls.
+
+Ledgers of version 3, each a file of its own, are read as a file of one slot that lacks its end.
+"""
 
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,17 +13,21 @@ import numpy
 
 from ...errors import CheckpointError
 from ...files.reading import bytes_of, opened, understood
+from ..ranks import ranks_in
 from .ledger import (
     CODE,
     CODE_START,
-    FILE_BYTES,
     HEADER,
+    LEDGER_BYTES,
+    LEDGER_SLOT_BYTES,
     MADE,
     MADE_COUNT,
     MADE_START,
     MAGIC,
     MOST_MADE,
     OF_RANKS,
+    OPENED,
+    OPENED_START,
     RECORD,
     UNKNOWN_RANKS,
     WITH_RANK,
@@ -26,10 +35,11 @@ from .ledger import (
     WORKED_OFFSET,
 )
 from .pulse import NAMES_BYTES, NAMES_START, NUM_RECORDS, PULSE, PULSE_START, RING_START, Pulse
-from .ranges import ranks_in
 
 MOST_RANKS = 2**20  # more than any training job has
 UNKNOWN_NAME = "?"  # of what had no room among the names
+VERSION_3 = MAGIC[:-1] + b"\x03"
+_HEAD_BYTES = 1 << 12  # of a slot, with the names of most ranks
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,8 @@ class LedgerContent:
     records   RECORD [n], those in use, in any order
     code      what code the rank loads or compiles, and when it began or ended with that
     made      MADE, calls on groups, which may lack those of the records from number `since_made` on
+    opened    when it was begun, in seconds since the epoch
+    job       number of the job; 0 for all of version 3
     """
 
     rank: int
@@ -137,28 +149,61 @@ class LedgerContent:
     code: tuple[float, float, int]
     since_made: int
     made: numpy.ndarray
+    opened: float
+    job: int
 
 
-def read_content(path) -> LedgerContent:
+def read_content(path, slot: int = 0) -> LedgerContent:
     """Read the ledger of a rank, which may still be writing.
 
-    Errors: OSError; CheckpointError if the file is no ledger.
+    slot   of the file
+    Errors: OSError; CheckpointError if there is no ledger.
     """
     with opened(path, error=CheckpointError) as file:
-        size = bytes_of(file)
-        head = file.read(NAMES_START)
-        if size != FILE_BYTES or len(head) < NAMES_START or head[:8] != MAGIC:
-            raise CheckpointError(f"{path} is not a ledger of this version of shardkit", path)
-        _, rank, world_size, pid, names_bytes, clock, host = HEADER.unpack_from(head)
-        names = file.read(min(names_bytes, NAMES_BYTES))
-        file.seek(RING_START)
-        tail = file.read(FILE_BYTES - RING_START)
-    if len(tail) < FILE_BYTES - RING_START:
-        raise CheckpointError(f"{path} became shorter while it was read; try again", path)
+        return _content(file.fileno(), path, slot)
+
+
+def read_contents(path, slots=None) -> Iterator[LedgerContent]:
+    """Yield the ledgers of these slots of a file, or of all; what is no ledger is left out.
+
+    Errors: OSError; CheckpointError if none of the file is one.
+    """
+    with opened(path, error=CheckpointError) as file:
+        fault, num_found = None, 0
+        most = min(-(-bytes_of(file) // LEDGER_SLOT_BYTES), MOST_RANKS)
+        for slot in range(max(most, 1)) if slots is None else slots:
+            try:
+                content = _content(file.fileno(), path, slot)
+            except CheckpointError as error:
+                fault = fault or error
+            else:
+                num_found += 1
+                yield content
+        if fault is not None and not num_found:
+            raise fault
+
+
+def _content(file: int, path, slot: int) -> LedgerContent:
+    """Return the ledger of a slot of an open file. Errors: OSError, CheckpointError."""
+    start = slot * LEDGER_SLOT_BYTES
+    head = os.pread(file, _HEAD_BYTES, start)
+    if len(head) < NAMES_START or head[:8] not in (MAGIC, VERSION_3):
+        raise CheckpointError(f"{path} is not a ledger of this version of shardkit", path)
+    magic, rank, world_size, pid, names_bytes, clock, host = HEADER.unpack_from(head)
+    names_end = NAMES_START + min(names_bytes, NAMES_BYTES)
+    if names_end > len(head):
+        head += os.pread(file, names_end - len(head), start + len(head))
+    tail = os.pread(file, LEDGER_BYTES - RING_START, start + RING_START)
+    ends = OPENED_START if magic == VERSION_3 else LEDGER_BYTES
+    if len(tail) < ends - RING_START:
+        raise CheckpointError(f"{path} is not a ledger that is whole", path)
     if not rank < world_size <= MOST_RANKS:
         raise CheckpointError(f"{path}: rank {rank} of {world_size:,}", path, "rank")
     if not math.isfinite(clock):
         raise CheckpointError(f"{path}: its clock began at {clock}", path, "clock")
+    begun = (0.0, 0) if magic == VERSION_3 else OPENED.unpack_from(tail, OPENED_START - RING_START)
+    if not math.isfinite(begun[0]):
+        raise CheckpointError(f"{path}: it was begun at {begun[0]}", path, "opened")
     ring = numpy.frombuffer(tail, RECORD, NUM_RECORDS)
     since_made, num_made = MADE_COUNT.unpack_from(tail, MADE_START - RING_START)
     made_at = MADE_START - RING_START + MADE_COUNT.size
@@ -168,13 +213,14 @@ def read_content(path) -> LedgerContent:
         pid,
         host.rstrip(b"\0").decode("utf-8", "replace"),
         clock,
-        names,
+        head[NAMES_START:names_end],
         PULSE.unpack_from(head, PULSE_START),
         WORKED.unpack_from(head, WORKED_OFFSET)[0],
         ring[ring["number"] > 0],
         CODE.unpack_from(tail, CODE_START - RING_START),
         since_made,
-        numpy.frombuffer(tail, MADE, min(num_made, MOST_MADE), made_at),
+        numpy.frombuffer(tail, MADE, min(num_made, MOST_MADE), made_at).copy(),
+        *begun,
     )
 
 
@@ -183,9 +229,9 @@ def names_in(content: bytes) -> list[str]:
     return [UNKNOWN_NAME, *content.decode("utf-8", "replace").split("\n")]
 
 
-def read_ledger(path) -> RecordedRank:
+def read_ledger(path, slot: int = 0) -> RecordedRank:
     """Read the ledger of a rank with all calls that it has. Errors: as read_content()."""
-    found = read_content(path)
+    found = read_content(path, slot)
     names = names_in(found.names)
     places: dict[str, GroupName] = {}
     since, until, code = found.code

@@ -33,8 +33,9 @@ from .hang import (
     report_of,
     suspects_of,
 )
-from .ledger import LEDGER_NAME, Ledger
+from .ledger import Ledger
 from .ledgers import Ledgers, read_ledgers
+from .places import LedgerPlace
 from .processes import catches
 from .progress import Call
 from .pulse import beat_seconds
@@ -58,6 +59,7 @@ class Watchdog:
     seconds_left  function () -> seconds until the batch system kills the job
     abort         function (message) that ends the job
     patience      seconds beyond the limit: wardens end a stopped rank, and the others go on
+    place         of the ledger; None: that of a rank of the world
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Watchdog:
         abort,
         seconds_left=lambda: inf,
         patience: float = 0.0,
+        place: LedgerPlace | None = None,
     ):
         self.folder = None if folder is None else Path(folder)
         self._seconds = seconds
@@ -79,14 +82,13 @@ class Watchdog:
         self._seconds_left = seconds_left
         self._patience = patience
         self._stopped = threading.Event()
-        self._clock = CallClock(self.folder, rank)
+        self._clock = CallClock(self.folder, rank, progress.places)
         self._idle = Idle(self.folder, rank, world_size)
         self._away_since = 0.0
         self._resumed_at = 0.0  # after this process was stopped
         self._gives_up = inf  # when this rank ends the job although another one should
-        self.ledger = Ledger(
-            self.folder and self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
-        )
+        place = progress.places.of(rank) if place is None else place
+        self.ledger = Ledger(self.folder, rank, world_size, progress.names, place)
         self._stacks = self._open_stacks(rank)
         self.ledger.beat(seconds(), 0.0)
         self.take_over()
@@ -95,7 +97,7 @@ class Watchdog:
 
     def take_over(self) -> None:
         """Let calls be noted in this ledger from now on."""
-        attendance().note_ledger(self.ledger.path)
+        attendance().note_ledger(self.ledger.path, self.ledger.start)
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         self._progress.ledger = self.ledger
 
@@ -113,7 +115,7 @@ class Watchdog:
         """Stop watching; the files stay."""
         self._stopped.set()
         self._thread.join()
-        if self._progress.is_kept_in(self.ledger):  # else another watchdog has taken over
+        if self._progress.kept is self.ledger:  # else another watchdog has taken over
             self._progress.ledger = None
             attendance().note_ledger(None)
             faulthandler.unregister(STACKS_SIGNAL)
@@ -238,7 +240,7 @@ class Watchdog:
     def _late(self, call: Call) -> str:
         """Return the ranks that have not come to this call, in words; "" if none is known."""
         with suppress(OSError):
-            return late_text(self.folder, call)
+            return late_text(self.folder, call, self._progress.places)
         return ""
 
     def _ask_for_stacks(self, found: Ledgers):

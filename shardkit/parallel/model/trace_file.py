@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...comm.clocks import ClockOffset, on_first_clock
-from ...comm.seats import ranks_text
+from ...comm.ranks import ranks_text
 from ...layout.axes import Held, alike
 from ...layout.mesh_shape import Coordinates, in_words
 from ...schedule.actions import RECEIVES, SENDS, receive_of
