@@ -14,7 +14,7 @@ MANY_CLASSES = 4096
 
 
 class LateLogits(Tensor):
-    """x weight^T, [..., classes] for x [..., width] and weight [classes, width], NumPy arrays.
+    """x weight^T, [..., classes] for x [..., width] and weight [classes, width].
 
     compute   (x, weight) -> the product as a Tensor: what is recorded at the first use
     """

@@ -17,12 +17,14 @@ import numpy
 
 from ...array import fresh, products
 from ...array.arena import empty
+from ...array.backend import is_device_array, xp_of
 from ...array.dtypes import FLOAT32, is_half
 from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
 from ..late import LateLogits
 
-ROWS_OF_BLOCK = 1024  # so many terms of for_weight make up for reading and writing it once more
+# So many terms of for_weight make up for reading and writing it once more.
+ROWS_OF_BLOCK, ROWS_ON_GPU = 1024, 4096
 
 
 def goes_by_blocks(logits: LateLogits) -> bool:
@@ -40,22 +42,25 @@ def goes_by_blocks(logits: LateLogits) -> bool:
 def sum_by_blocks(logits: LateLogits, judge, scale: float = 1.0) -> Tensor:
     """Return the sum of all losses times scale, a single element.
 
-    judge   (block of logits [n, V] float32 or float64, slice of rows, whether the gradient is
-            wanted) -> losses [n]; it puts the gradient of their sum into the block
+    judge   (block of logits [n, V] float32 or float64, on a GPU also half floats, slice of rows,
+            whether the gradient is wanted) -> losses [n]; it puts the gradient of their sum into
+            the block
     """
     x, weight = logits.x, logits.weight
     shape, num_classes = x.shape, weight.shape[0]
     rows = x.array.reshape(-1, shape[-1])
     wanted = (x.requires_grad, weight.requires_grad) if logits.requires_grad else (False, False)
+    xp = xp_of(rows)
     kept = (
-        empty(rows.shape, rows.dtype) if wanted[0] else None,
-        empty(weight.shape, weight.gradient_dtype) if wanted[1] else None,
+        empty(rows.shape, rows.dtype, xp) if wanted[0] else None,
+        empty(weight.shape, weight.gradient_dtype, xp) if wanted[1] else None,
     )
     wide = FLOAT32 if is_half(rows.dtype) else rows.dtype
-    losses = empty(len(rows), wide)
-    blocks = empty((min(ROWS_OF_BLOCK, len(rows)), num_classes), wide)
-    for start in range(0, len(rows), ROWS_OF_BLOCK):
-        part = slice(start, min(start + ROWS_OF_BLOCK, len(rows)))
+    losses = empty(len(rows), wide, xp)
+    most, dtype = (ROWS_OF_BLOCK, wide) if xp is numpy else (ROWS_ON_GPU, rows.dtype)
+    blocks = empty((min(most, len(rows)), num_classes), dtype, xp)
+    for start in range(0, len(rows), most):
+        part = slice(start, min(start + most, len(rows)))
         block = blocks[: part.stop - start]
         products.matmul(rows[part], weight.array.T, out=block)
         losses[part] = judge(block, part, True in wanted)
@@ -81,7 +86,8 @@ def _keep(kept, block, rows, weight, part):
 
 def _times(array, factor):
     """Return array times a number: itself if that is 1."""
-    if array is None or factor == 1:
+    if array is None or not is_device_array(factor) and factor == 1:
         return array
     wide = widened(array)
-    return rounded(fresh.compute("multiply", wide, wide.dtype.type(factor)), array.dtype)
+    factor = factor.astype(wide.dtype) if is_device_array(factor) else wide.dtype.type(factor)
+    return rounded(fresh.compute("multiply", wide, factor), array.dtype)

@@ -44,7 +44,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: An
         if bias is not None and takes_bias_along(activation):
             return add_bias(linear(x, weight), bias, activation)
         return activation(linear(x, weight, bias))
-    if bias is None and logits_are_late() and _are_logits(x, weight):
+    if bias is None and logits_are_late() and _are_logits(weight):
         return LateLogits(x, weight, _linear)
     return _linear(x, weight, bias)
 
@@ -58,10 +58,10 @@ def _linear_by_row(x, weight, bias):
     return Tensor(y.reshape(*x.shape[:-1], len(weight.array)))
 
 
-def _are_logits(x, weight):
+def _are_logits(weight):
     """Return True where the product may be LateLogits, on all tensor ranks alike."""
     num_classes = (weight.global_shape if weight.is_parameter else weight.shape)[0]
-    return num_classes >= MANY_CLASSES and xp_of(x.array) is numpy
+    return num_classes >= MANY_CLASSES
 
 
 def _linear(x, weight, bias=None):

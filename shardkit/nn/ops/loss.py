@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Any
 
-import numpy
-
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
@@ -49,7 +47,7 @@ def cross_entropy(
     """
     late = logits if isinstance(logits, LateLogits) else None
     targets = constant_of(targets, "the targets of cross_entropy")
-    targets = fresh.placed(targets, xp_of(logits.array) if late is None else numpy)
+    targets = fresh.placed(targets, xp_of((logits if late is None else late.x).array))
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "

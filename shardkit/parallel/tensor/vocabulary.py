@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 
-import numpy
-
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
@@ -125,7 +123,7 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
     target per row; of LateLogits that nobody read, made by blocks, the gradients.
     """
     is_late = isinstance(logits, LateLogits)
-    targets = fresh.placed(targets, numpy if is_late else xp_of(logits.array))
+    targets = fresh.placed(targets, xp_of((logits.x if is_late else logits).array))
     start, stop = axis.own_span(num_classes)
     if logits.shape != (*targets.shape, stop - start):
         raise ShapeError(
