@@ -113,9 +113,9 @@ def test_a_rank_that_only_sends_waits_until_it_is_heard(backend, way):
     model.finish(0)
     axis, _, _ = cut_layers(model, backend)
     x = nn.Tensor(axis.slice_of(numpy.ones(shape, "float32")))
-    axis.begin(9)
+    axis.begin(shape)
     model(x)
-    axis.begin(9)
+    axis.begin(shape)
     backend.barrier()
     place = backend.rank if direction > 0 else backend.world_size - 1 - backend.rank
     time.sleep(0.1 * place)
