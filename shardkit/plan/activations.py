@@ -15,6 +15,7 @@ or it is kept for something else than a token:
     sample    for each sample, however long
     edge      for each side of a part of a sample where a rank meets others
     call      once, whatever the samples
+    matrix    once, and each tensor rank has its part
 
 For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) bytes (arXiv
 2205.05198, equation 1); the tests compare the variants with its table 2. For shardkit the rows are
@@ -24,6 +25,8 @@ the arrays that its tape holds; the tests compare them with a tape.
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
+from ..nn.late import MANY_CLASSES
+from ..nn.ops.blocks import ROWS_OF_BLOCK
 from .layouts import RunLayout
 from .model import ModelShape
 from .shape import Shape
@@ -73,7 +76,7 @@ def block_bytes(
     Recomputation of whole layers keeps only their inputs.
     """
 
-    counts = dict(zip(("sample", "edge", "call"), (*others, 1)))
+    counts = dict(zip(("sample", "edge", "call", "matrix"), (*others, 1, 1)))
 
     def total(rows):
         return sum(
@@ -82,7 +85,10 @@ def block_bytes(
             for row in rows
         )
 
-    kept, deferred, working = tables(shape, software)[block]
+    rows = tables(shape, software)
+    by_blocks = f"{block} by blocks"
+    is_by_blocks = by_blocks in rows and tokens >= 2 * shape.input_elements(block)
+    kept, deferred, working = rows[by_blocks if is_by_blocks else block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
     if recomputation == "full" and shape.is_recomputed(block, software.splits_backward):
         only_input = total([Row(shape.input_elements(block), "outside")])
@@ -103,7 +109,7 @@ def _row_bytes(
 ) -> float:
     if row.where == "scores" and recomputation == "selective":
         return 0.0
-    is_cut = row.where in ("inside", "scores")
+    is_cut = row.where in ("inside", "scores", "matrix")
     if is_sequence_parallel:
         gathers_again = not software.splits_backward
         is_cut = is_cut or row.where == "outside" or gathers_again and row.where != "whole"
@@ -126,7 +132,10 @@ def held_share(shape: Shape, software: Software, items: int, samples: int) -> fl
 
 @tables.register
 def _(shape: ModelShape, software: Software) -> dict:
-    return _of_tape(shape) if software.splits_backward else _of_megatron(shape, software)
+    if not software.splits_backward:
+        return _of_megatron(shape, software)
+    is_large = shape.vocabulary >= MANY_CLASSES and software.dtype != "float16"
+    return _of_tape(shape) | (_of_blocks(shape) if is_large else {})
 
 
 def _of_tape(shape: ModelShape) -> dict:
@@ -163,6 +172,23 @@ def _of_tape(shape: ModelShape) -> dict:
         "layer": (kept, multiplied + gradients, working),
         "head": (head, head_deferred, head_working),
     }
+
+
+def _of_blocks(shape: ModelShape) -> dict:
+    """Return the rows of a head whose logits are made by blocks of rows (nn/ops/blocks.py): kept
+    are the gradients, and of logits only a block is there.
+    """
+    width, vocabulary = shape.width, shape.vocabulary
+    norm = 1 if shape.is_gated else 2
+    kept = [
+        Row(width, "outside"),
+        Row(width, "entered"),  # the gradient of what is multiplied
+        Row(norm, "outside", 4),
+        Row(vocabulary * width, "matrix", 4),  # the gradient of the weight
+    ]
+    deferred = [Row(vocabulary * width, "matrix", 4)]
+    block = Row(ROWS_OF_BLOCK * vocabulary, "matrix", 4)
+    return {"head by blocks": (kept, deferred, [block, Row(2 * width, "outside")])}
 
 
 def _of_megatron(shape: ModelShape, software: Software) -> dict:

@@ -18,8 +18,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Three blocks, of which the last is shorter."""
-    monkeypatch.setattr(blocks, "ROWS_ON_GPU", 8)
+    """Two blocks or three, of which the last is shorter."""
+    monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 8)
 
 
 def of_device(gpu, array):

@@ -10,6 +10,7 @@ from published_runs import MEGATRON_SP
 
 from shardkit.nn import ForwardContext, Tensor, backward_inputs, forward_context
 from shardkit.testing.layout import POLICIES
+from shardkit.testing.nn import MANY_CLASSES, late_logits
 from shardkit.testing.parallel import NORM_BLOCK
 from shardkit.testing.plan import (
     MIXED,
@@ -112,11 +113,14 @@ def test_a_layer_keeps_what_its_tape_holds(changes):
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
 
 
-def test_a_head_keeps_what_its_tape_holds():
-    shape, batch = ModelShape(1, 96, 4, 500, 64), 6
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+@pytest.mark.parametrize("batch, vocabulary", [(6, 500), (6, MANY_CLASSES), (2, MANY_CLASSES)])
+def test_a_head_keeps_what_its_tape_holds(batch, vocabulary, style):
+    """Of a large vocabulary by blocks, unless there are few tokens."""
+    shape = ModelShape(1, 96, 4, vocabulary, 64, style=style)
     model = gpt_of(shape)
     x = Tensor(numpy.ones((batch, 64, 96), "float32"), requires_grad=True)
-    with forward_context(ForwardContext(training=True)):
+    with forward_context(ForwardContext(training=True)), late_logits():
         total = model.loss.total(model.head(x), numpy.ones((batch, 64), int))
     parameters = {id(owner(p.array)) for p in model.parameters()}
     sizes = block_bytes(shape, SHARDKIT, "head", batch * 64, 1, "none", False)

@@ -23,8 +23,7 @@ from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
 from ..late import LateLogits
 
-# So many terms of for_weight make up for reading and writing it once more.
-ROWS_OF_BLOCK, ROWS_ON_GPU = 1024, 4096
+ROWS_OF_BLOCK = 1024  # so many terms of for_weight make up for reading and writing it once more
 
 
 def goes_by_blocks(logits: LateLogits) -> bool:
@@ -57,7 +56,9 @@ def sum_by_blocks(logits: LateLogits, judge, scale: float = 1.0) -> Tensor:
     )
     wide = FLOAT32 if is_half(rows.dtype) else rows.dtype
     losses = empty(len(rows), wide, xp)
-    most, dtype = (ROWS_OF_BLOCK, wide) if xp is numpy else (ROWS_ON_GPU, rows.dtype)
+    most, dtype = ROWS_OF_BLOCK, wide
+    if xp is not numpy:  # a GPU adds up in float32 whatever the dtype
+        most, dtype = most * wide.itemsize // rows.itemsize, rows.dtype
     blocks = empty((min(most, len(rows)), num_classes), dtype, xp)
     for start in range(0, len(rows), most):
         part = slice(start, min(start + most, len(rows)))
