@@ -15,6 +15,7 @@ step gives back everything that it took, so after the first step, whose segments
 operating system is not asked again. Small arrays are left to NumPy, which keeps them in the cache.
 """
 
+import functools
 import mmap
 import weakref
 from bisect import bisect_left, insort
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -30,6 +32,30 @@ SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
 GONE = -1  # in place of the bytes of an array
 _GROWTH = 8  # a new segment is at least this fraction of what there is
+
+
+class Scoped:
+    """Inside, a variable has this value; also a decorator. contextlib would take twice as long."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar, value: Any):
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *error: object) -> None:
+        self._variable.reset(self._token)
+
+    def __call__(self, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def inside(*args, **kwargs):
+            with Scoped(self._variable, self._value):
+                return function(*args, **kwargs)
+
+        return inside
+
 
 _current: ContextVar["Arena | Meter | None"] = ContextVar(
     "shardkit_arena", default=None
@@ -126,15 +152,10 @@ class Arena:
         self._next_start = 0  # of the next segment
         self.num_bytes = 0  # used and free
 
-    @contextmanager
-    def in_use(self):
+    def in_use(self) -> Scoped:
         """Inside, large arrays that `empty` makes in this thread come from here."""
         self._join_segments()
-        token = _current.set(self if self.device.kind == "cpu" else None)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return Scoped(_current, self if self.device.kind == "cpu" else None)
 
     def empty(self, shape, dtype):
         """Return an array of this shape, contents undefined; a large one starts on a cache line."""

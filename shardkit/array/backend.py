@@ -12,11 +12,12 @@ from ..errors import DeviceError, ShapeError
 from .waits import fetched
 
 _NUMBERS = (int, float)
+_OF_HOST = (numpy.ndarray, numpy.generic, *_NUMBERS)
 
 
 def is_device_array(array) -> bool:
     """Return True for an array in GPU memory, one with `__cuda_array_interface__`."""
-    if isinstance(array, numpy.ndarray):
+    if isinstance(array, _OF_HOST):
         return False
     # Of the class first: for an array itself, CuPy would put the interface together. Tensors of
     # PyTorch on the host have it in their class alone.
@@ -105,4 +106,6 @@ def plain_array(values: Any, what: str = "values") -> numpy.ndarray:
 def numbers_of(scalars) -> list[float]:
     """Return these arrays of one element as Python numbers, fetched from a GPU in one transfer."""
     scalars = list(scalars)
-    return to_host(xp_of(*scalars).stack(scalars)).tolist() if scalars else []
+    if not any(map(is_device_array, scalars)):
+        return list(map(float, scalars))
+    return to_host(xp_of(*scalars).stack(scalars)).tolist()

@@ -185,10 +185,10 @@ def total(x, dims: tuple[int, ...], keepdims: bool = False, dtype=None, out=None
     dtype = x.dtype if dtype is None else dtype
     if type(x) is not numpy.ndarray or dtype != FLOAT32 or not _adds_many_rows(x, dims):
         return x.sum(axis=dims, dtype=dtype, keepdims=keepdims, out=out)
-    if dims == (0,) and x.ndim == 2 and not keepdims and out is None:
-        return _by_blocks(x, 0)
-    kept = [size for dim, size in enumerate(x.shape) if dim not in dims]
-    y = _added(x, dims).reshape(kept)
+    if dims == (0,) and x.ndim == 2 and (out is None or x.flags.c_contiguous):
+        y = _by_blocks(x, 0)
+    else:
+        y = _added(x, dims).reshape([size for dim, size in enumerate(x.shape) if dim not in dims])
     if keepdims:
         y = y.reshape([1 if dim in dims else size for dim, size in enumerate(x.shape)])
     if out is None:

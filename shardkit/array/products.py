@@ -13,13 +13,12 @@ TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: o
 several times as fast, with an error of 5e-4 per product. It is used only on request.
 """
 
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy
 
 from . import cublas, cublaslt
-from .arena import empty, is_arena_in_use
+from .arena import Scoped, empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
 from .blas.own import numpys_own
@@ -159,19 +158,9 @@ def _half_product(library, a, b, out, is_by_row):
 _calls: ContextVar[tuple] = ContextVar("shardkit_product", default=(None, _product))
 
 
-@contextmanager
-def _setting(variable: ContextVar, value):
-    """Inside, the variable has this value in this thread."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
 def precision(name: str):
     """Inside, float32 products on a GPU have this precision, one of PRECISIONS, in this thread."""
-    return _setting(_precision, name)
+    return Scoped(_precision, name)
 
 
 def precision_in_use() -> str:
@@ -181,7 +170,7 @@ def precision_in_use() -> str:
 
 def convolutions(name: str):
     """Inside, convolutions of this thread on the CPU are one of CONVOLUTIONS."""
-    return _setting(_convolutions, name)
+    return Scoped(_convolutions, name)
 
 
 def convolutions_in_use() -> str:
@@ -191,12 +180,12 @@ def convolutions_in_use() -> str:
 
 def multiplied_by(library: Library | None):
     """Inside, this library multiplies NumPy arrays in this thread; None: NumPy does."""
-    return _setting(_library, library)
+    return Scoped(_library, library)
 
 
 def doing_meanwhile(act):
     """Inside, act() is called before each product of this thread: to keep messages going."""
-    return _setting(_calls, (act, _calls.get()[1]))
+    return Scoped(_calls, (act, _calls.get()[1]))
 
 
 def doing_also_meanwhile(act):
@@ -207,7 +196,7 @@ def doing_also_meanwhile(act):
         before()
         act()
 
-    return _setting(_calls, (act if before is None else both, multiply))
+    return Scoped(_calls, (act if before is None else both, multiply))
 
 
 def do_meanwhile() -> None:
@@ -226,4 +215,4 @@ def wrapped_products(wrap):
     registry.wrapped_kernels.
     """
     act, multiply = _calls.get()
-    return _setting(_calls, (act, wrap(multiply)))
+    return Scoped(_calls, (act, wrap(multiply)))

@@ -60,11 +60,11 @@ def counts_of_plain(group, own, whole, counts, *, may_lie_inside: bool) -> list[
     counts = _counts_of(whole, counts, own, group)
     if counts is None:
         return None
-    if may_lie_inside:
-        address = group.channel.memory.address
-        if address(own) == address(whole) + sum(counts[: group.rank]) * own.itemsize:
-            return counts
-    return None if numpy.may_share_memory(own, whole) else counts
+    if not numpy.may_share_memory(own, whole):
+        return counts
+    address = group.channel.memory.address
+    its_place = address(whole) + sum(counts[: group.rank]) * own.itemsize
+    return counts if may_lie_inside and address(own) == its_place else None
 
 
 def _counts_of(whole, counts, own, group) -> list[int] | None:

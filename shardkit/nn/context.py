@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ..array.arena import Scoped
+
 MARKED_BELOW = -(1 << 30)  # numbers of tokens that begin a text; other negative ones are mistakes
 
 
@@ -184,17 +186,12 @@ _logits_are_late = ContextVar("shardkit_late_logits", default=False)
 logits_are_late = _logits_are_late.get  # () -> True inside late_logits()
 
 
-@contextmanager
-def late_logits():
+def late_logits() -> Scoped:
     """Inside, products with many columns are made when they are read (late.py; this thread only).
 
     What they are made of must last, and stay as it is, until the end of the block.
     """
-    token = _logits_are_late.set(True)
-    try:
-        yield
-    finally:
-        _logits_are_late.reset(token)
+    return Scoped(_logits_are_late, True)
 
 
 OBJECTIVE: ContextVar[str | None] = ContextVar("shardkit_objective", default=None)
@@ -224,11 +221,6 @@ _surroundings: ContextVar[Surroundings | None] = ContextVar("shardkit_surroundin
 current_surroundings = _surroundings.get  # () -> Surroundings or None
 
 
-@contextmanager
-def surrounded_by(surroundings: Surroundings):
+def surrounded_by(surroundings: Surroundings) -> Scoped:
     """Let these take part in what modules do inside the block (this thread only)."""
-    token = _surroundings.set(surroundings)
-    try:
-        yield
-    finally:
-        _surroundings.reset(token)
+    return Scoped(_surroundings, surroundings)

@@ -10,8 +10,6 @@ Prediction and y may be trees of arrays (shardkit/tree.py): a function of one's 
 they are, and so does a Loss of one's own. The losses here and in losses.py want one array of y.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 from ..annotations import Shape
 from ..arguments import is_number, require
 from ..array import fresh, halves
+from ..array.arena import Scoped
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
@@ -317,14 +316,9 @@ class Weighted(Loss):
 _NOTES: ContextVar[dict[str, Any] | None] = ContextVar("shardkit_loss_parts", default=None)
 
 
-@contextmanager
-def parts_noted(notes: dict[str, Any] | None) -> Iterator[None]:
+def parts_noted(notes: dict[str, Any] | None) -> Scoped:
     """Let losses inside that have parts note the total of each: {name: array of one element}."""
-    token = _NOTES.set(notes)
-    try:
-        yield
-    finally:
-        _NOTES.reset(token)
+    return Scoped(_NOTES, notes)
 
 
 class FunctionLoss(Loss):

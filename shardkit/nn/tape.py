@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy
 
 from ..array import fresh
+from ..array.arena import Scoped
 from ..errors import AutogradError, ShapeError
 
 # Per thread: ranks may be threads.
@@ -35,14 +36,9 @@ def is_grad_enabled() -> bool:
     return _grad_enabled.get()
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
+def no_grad() -> Scoped:
     """Record nothing inside the block (this thread only); also a decorator."""
-    token = _grad_enabled.set(False)
-    try:
-        yield
-    finally:
-        _grad_enabled.reset(token)
+    return Scoped(_grad_enabled, False)
 
 
 @contextmanager

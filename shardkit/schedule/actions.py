@@ -40,6 +40,8 @@ from ..errors import ScheduleError
 class Kind(Enum):
     """What an action does; the value is its text form."""
 
+    __hash__ = object.__hash__  # as members are compared; Enum hashes their names, in Python
+
     FORWARD = "F"
     BACKWARD = "B"
     WEIGHT = "W"

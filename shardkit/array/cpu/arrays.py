@@ -36,8 +36,9 @@ def computed_dtype(x):
 
 def elementwise(loop, *inputs, shared=(), out=None):
     """Run loop(*inputs, *shared, out) on flat arrays, and return out or a new array."""
-    out = empty_like(inputs[0], out)
-    run(loop, [x.reshape(-1) for x in inputs], shared, [out.reshape(-1)])
+    is_new, out = out is None, empty_like(inputs[0], out)
+    flat = [x.reshape(-1) for x in inputs]
+    run(loop, flat, shared, [out.reshape(-1)], are_apart=is_new)
     return out
 
 
@@ -79,17 +80,18 @@ class RowSums:
         return [(w + part).astype(self._dtype) for w, part in zip(self._whole, self._parts)]
 
 
-def run(loop, inputs, shared, outputs):
+def run(loop, inputs, shared, outputs, *, are_apart=False):
     """Run loop(*inputs, *shared, *outputs), whose row i of outputs comes from row i of inputs.
 
     Loops get bfloat16 as its bits, see storage.py. Outputs may be inputs. LLVM's vectors are for
     arrays that do not overlap: those that do go through buffers that stay in cache, some rows at a
     time. Since the loop goes through rows in order, what it adds up in `shared` has the same bits.
+    are_apart   no output overlaps an input, as it was just made
     """
     inputs = [bits(plain(x)) for x in inputs]
     shared = [bits(plain(x)) if isinstance(x, numpy.ndarray) else x for x in shared]
     outputs = [bits(out) for out in outputs]
-    if not any(numpy.may_share_memory(out, x) for out in outputs for x in inputs):
+    if are_apart or not any(numpy.may_share_memory(out, x) for out in outputs for x in inputs):
         return loop(*inputs, *shared, *outputs)
     num_rows = max(1, PIECE_ELEMENTS // max(1, prod(outputs[0].shape[1:])))
     for start in range(0, outputs[0].shape[0], num_rows):

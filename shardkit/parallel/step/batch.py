@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
+from struct import Struct
 
 import numpy
 
@@ -35,6 +36,8 @@ from .inputs import Inputs, MicroBatch, Update
 # of the number of a rank's samples; above it, in the same message, is the form of its part
 SAMPLE_BITS = 32
 
+_COUNTS = Struct("qd")  # a rank's samples and form, and its items
+_UNMARKED = ForwardContext(is_unmarked=True)
 _PASSED = "passed"  # beside what ranks must have alike
 
 
@@ -131,7 +134,7 @@ class Batches:
             given = {"x": x, "y": y}
             if self._samples is not None:
                 x, y, criterion = self._samples.part_of_batch(x, y, criterion)
-            about = self.context_for(x, ForwardContext()).is_unmarked
+            about = self.context_for(x, _UNMARKED).is_unmarked
             size_and_form = own_samples | _form(about, x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
@@ -141,23 +144,25 @@ class Batches:
         self._check_peers(*given.values())
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(mine, everyones.reshape(-1))
-        samples = everyones[: self._num_parts, 0] & (1 << SAMPLE_BITS) - 1
-        items = everyones[:, 1].copy().view(numpy.float64).tolist()
+        sizes_and_forms, items = zip(*_COUNTS.iter_unpack(everyones))
+        samples = [each & (1 << SAMPLE_BITS) - 1 for each in sizes_and_forms[: self._num_parts]]
         return AgreedBatch(
             x,
             y,
             own_samples,
-            int(samples[: self._part].sum()),
+            sum(samples[: self._part]),
             criterion,
-            int(samples.sum()),
-            tree_total(items),
+            sum(samples),
+            tree_total(list(items)),
             everyones[:, 0].tobytes(),
         )
 
     def context_for(self, x, context: ForwardContext) -> ForwardContext:
         """Return the context of a pass of the model over x, on the host."""
         is_unmarked = not any(map(hold_marks, arrays_in(x)))
-        return context_of_pass(self._model, x, replace(context, is_unmarked=is_unmarked))
+        if context.is_unmarked != is_unmarked:
+            context = replace(context, is_unmarked=is_unmarked)
+        return context_of_pass(self._model, x, context)
 
     def _usual_loss(self):
         return self._loss or self._model.loss
@@ -311,6 +316,7 @@ class Intake:
                     part_of(whole, start, size),
                     ForwardContext(
                         training=True,
+                        is_unmarked=True,
                         seed=self._seed,
                         step=state.step_number,
                         first_sample=first_sample + batch.first_sample + start,
@@ -410,7 +416,7 @@ def _form(about, *trees) -> int:
             repr(
                 [about]
                 + [
-                    (array.shape, str(array.dtype), array.flags.c_contiguous)
+                    (array.shape, array.dtype.str, array.dtype.char, array.flags.c_contiguous)
                     for tree in trees
                     for array in arrays_in(tree)
                 ]

@@ -4,7 +4,7 @@ Each class has the members of Work (work.py), and is made for one run of a progr
 cuda_graphs.py.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy
 
@@ -54,8 +54,7 @@ class CapturingWork:
         self._copied_names = [
             name for name, place in (("x", stages.first), ("y", stages.last)) if place in places
         ]
-        self._inputs = replace(
-            inputs,
+        self._inputs = inputs._replace(
             micro_batches=tuple(
                 self._copied(m, micro_batch) for m, micro_batch in enumerate(inputs.micro_batches)
             ),

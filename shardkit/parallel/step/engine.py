@@ -10,7 +10,6 @@ predictions and losses without learning are in evaluation.py.
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from math import hypot
 
@@ -385,7 +384,7 @@ class Engine:
         if takes_it:
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
-                update = replace(update, clip_factor=factor)
+                update = update._replace(clip_factor=factor)
             objective.run("step", Inputs(update=update))
             state.updates[name] = number
             for buffers in self.parts.observing:

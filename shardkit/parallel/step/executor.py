@@ -12,12 +12,13 @@ out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
+from ...comm.watch.progress import NANOSECONDS
 from ...nn.context import OBJECTIVE
 from ...nn.freezing import set_trained
 from ...schedule.actions import Action, Kind
@@ -41,14 +42,17 @@ class Listening:
     def __init__(self, mesh: Mesh):
         self.recorders: tuple[Recorder, ...] = ()
         self._progress = mesh.world.progress
-        self._groups = {axis: mesh.carriers(axis) for axis in mesh.shape.order}
+        self._tallies = {
+            axis: [group.progress.tallies[group.group_key] for group in mesh.carriers(axis)]
+            for axis in mesh.shape.order
+        }
         self._before = self._so_far()
-        self.exposed = dict.fromkeys(self._groups, 0.0)
+        self.exposed = dict.fromkeys(self._tallies, 0.0)
 
     def _so_far(self) -> dict[str, float]:
         return {
-            axis: sum(group.progress.seconds(group.group_key) for group in groups)
-            for axis, groups in self._groups.items()
+            axis: sum([tally[NANOSECONDS] for tally in tallies]) * 1e-9
+            for axis, tallies in self._tallies.items()
         }
 
     @contextmanager
@@ -140,7 +144,7 @@ class Objective:
         token = OBJECTIVE.set(self.name)
         set_trained(self.others, False)
         try:
-            results = runtime.run(actions, replace(inputs, loss=inputs.loss and self.loss))
+            results = runtime.run(actions, inputs._replace(loss=inputs.loss and self.loss))
         finally:
             set_trained(self.others, True)
             OBJECTIVE.reset(token)

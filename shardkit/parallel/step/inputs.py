@@ -33,8 +33,7 @@ class Results:
     failure: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """What CLIP and STEP are given.
 
     number          of the optimization step, the first is 1
@@ -48,11 +47,10 @@ class Update:
     learning_rate: float | None = None
     clip_factor: float = 1.0
     is_good: bool = True
-    computed: Results = field(default_factory=Results)
+    computed: Results = Results()
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What goes into one run of a program.
 
     loss            a Loss, or None for predictions

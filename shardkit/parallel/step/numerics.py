@@ -26,7 +26,7 @@ PyTorch's GradScaler, but that the loss here is a sum over tokens and not yet th
 why it starts lower.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy
@@ -41,6 +41,7 @@ from .batch import each
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,11 @@ class Numerics:
     @contextmanager
     def in_use(self):
         """Inside, products are computed as chosen; overflow that is voted on gives no warning."""
-        ignored = {"over": "ignore", "invalid": "ignore"} if self.is_scaled else {}
         with (
             products.precision(self.precision),
             products.multiplied_by(self.blas),
             products.convolutions(self.convolutions),
-            numpy.errstate(**ignored),
+            numpy.errstate(over="ignore", invalid="ignore") if self.is_scaled else _NOTHING,
         ):
             yield
 

@@ -86,15 +86,9 @@ def fetch(results: Results, *scalars) -> list[float]:
 
     All that lies on a GPU comes in one transfer, which the host waits for.
     """
-    numbers = list(scalars)
-    waiting: list[tuple[dict, Any]] = []
-    tables: list[dict] = [results.losses]
-    tables += results.parts.values()
-    for table in tables:
-        keys = [key for key, loss in table.items() if is_array(loss)]
-        waiting += [(table, key) for key in keys]
-        numbers += [table[key] for key in keys]
-    numbers = numbers_of(numbers)
+    tables: list[dict[Any, Any]] = [results.losses, *results.parts.values()]
+    waiting = [(table, key) for table in tables for key in table if is_array(table[key])]
+    numbers = numbers_of([*scalars, *[table[key] for table, key in waiting]])
     for (table, key), number in zip(waiting, numbers[len(scalars) :]):
         table[key] = number
     return numbers[: len(scalars)]
