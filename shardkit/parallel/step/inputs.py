@@ -40,14 +40,15 @@ class Update(NamedTuple):
     learning_rate   overrides the rule's own
     clip_factor     every gradient is multiplied by it
     is_good         False if this rank knows that the step must not be taken; CLIP tells all ranks
-    computed        what came out with the gradients: CLIP judges its losses, and fetches them
+    computed        what came out with the gradients: CLIP judges its losses, and fetches them;
+                    None: with none
     """
 
     number: int = 1
     learning_rate: float | None = None
     clip_factor: float = 1.0
     is_good: bool = True
-    computed: Results = Results()
+    computed: Results | None = None
 
 
 class Inputs(NamedTuple):

@@ -15,7 +15,7 @@ from ..data.gradients import NORM_BLOCK
 from ..data.movement import Movement
 from ..data.unit import Units
 from ..pipeline.stages import Place, Stages
-from .inputs import Update
+from .inputs import Results, Update
 from .votes import fetch
 
 
@@ -68,7 +68,8 @@ class Updates:
         units = self._units.at
         # [blocks of this rank's shard] each.
         local = [unit.gradients.squares() for unit in units.values()]
-        losses = update.computed.losses.values()
+        computed = update.computed or Results()
+        losses = computed.losses.values()
         xp = xp_of(*local, *filter(is_array, losses))
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
         xp.concatenate([*local, _vote(xp, update.is_good, losses)], out=mine)
@@ -82,7 +83,7 @@ class Updates:
             used = -(-unit.layout.length // NORM_BLOCK)
             sums.append(in_order[:used].sum())
             column += blocks.size
-        *sums, nan_or_zero = fetch(update.computed, *sums, everyones[:, -1].sum())
+        *sums, nan_or_zero = fetch(computed, *sums, everyones[:, -1].sum())
         for group in self._movement.between:
             (nan_or_zero,) = ordered_sum(group, [nan_or_zero])
         return self._norm_over_stages(units, sums, nan_or_zero)
