@@ -75,7 +75,8 @@ def _arguments(model: Module) -> dict:
 
 
 def _is_ours(thing) -> bool:
-    return (getattr(thing, "__module__", None) or "").partition(".")[0] == __name__.partition(".")[0]
+    module = getattr(thing, "__module__", None) or ""
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
