@@ -75,7 +75,8 @@ def _arguments(model: Module) -> dict:
 
 
 def _is_ours(thing) -> bool:
-    return (thing.__module__ or "").partition(".")[0] == __name__.partition(".")[0]
+    module = getattr(thing, "__module__", None) or ""
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
@@ -101,7 +102,8 @@ def describe(value) -> str:
     """Return a setting as text that is equal, on any rank, for settings that train equally.
 
     Objects are described by their names and settings, functions by their names, defaults and code,
-    so that two lambdas differ; what a function has from around it may be a rank's own.
+    so that two lambdas differ; what a function has from around it, and defaults that are no plain
+    values, may be a rank's own.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -127,12 +129,40 @@ def describe(value) -> str:
 
 
 def _says_code(function) -> str:
-    """Return what tells a function of a user from others of its name; "" for what is no such."""
+    """Return what tells a function of a user from others of its name; "" for what is no such.
+
+    What wraps a function (functools.wraps, a compiler) is told with all that it wraps.
+    """
+    texts: dict[int, str] = {}  # by id: one may say that it wraps itself
+    while function is not None and not _is_ours(function) and id(function) not in texts:
+        texts[id(function)] = _text_of_function(function)
+        function = getattr(function, "__wrapped__", None)
+    said = " ".join(filter(None, texts.values()))
+    return f" with code {zlib.crc32(said.encode()):08x}" if said else ""
+
+
+def _text_of_function(function) -> str:
+    """Return the code and defaults of a function as text; "" for what has no code of its own."""
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType) or _is_ours(function):
+    if not isinstance(code, CodeType):
         return ""
-    defaults = describe([function.__defaults__, function.__kwdefaults__])
-    return f" with code {zlib.crc32(f'{_text_of(code)} {defaults}'.encode()):08x}"
+    positional = getattr(function, "__defaults__", None)  # compiled functions may have none
+    by_name = getattr(function, "__kwdefaults__", None) or {}
+    defaults = [_text_of_default(positional), [*by_name], _text_of_default((*by_name.values(),))]
+    return f"{_text_of(code)} {defaults}"
+
+
+def _text_of_default(value) -> str:
+    """Return a default of a function as text: of what calls may change, or a rank has for itself
+    (a list of losses so far, a log), the kind alone.
+    """
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_text_of_default, value))})"
+    code = getattr(value, "__code__", None)
+    if isinstance(code, CodeType):
+        return _text_of(code)
+    is_told = isinstance(value, (*_PLAIN, numpy.ndarray, type))
+    return describe(value) if is_told else type(value).__qualname__
 
 
 def _text_of(code: CodeType) -> str:

@@ -32,6 +32,7 @@ backend.initialize()
 planned = backend.prepare.all_reduce(numpy.ones(4))
 planned()
 planned()
+rank = backend.rank
 {before}
 child = os.fork()
 if child == 0:
@@ -44,6 +45,11 @@ if child == 0:
             os._exit(9)
     raise RuntimeError("of a child")
 assert os.waitpid(child, 0)[1] == 256
+if rank == 0:  # where no other rank has a child, which it might meet
+    child = os.fork()
+    if child == 0:
+        raise SystemExit
+    assert os.waitpid(child, 0)[1] == 0
 {after}
 print("went on")
 """

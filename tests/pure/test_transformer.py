@@ -266,6 +266,7 @@ def test_flops_per_token_are_six_per_multiplied_weight_plus_attention():
         ({"window": 4, "full_layers": (2,)}, r"full_layers = \(2,\); wanted numbers .* 0 .. 1"),
         ({"window": 4, "full_layers": (0, 0)}, "each once"),
         ({"window": 4, "full_layers": (True,)}, "full_layers = .True"),
+        ({"window": 4, "full_layers": 1}, "full_layers = 1; wanted numbers"),
     ],
     ids=str,
 )

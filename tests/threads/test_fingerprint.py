@@ -51,6 +51,41 @@ SETTINGS = {
     "check": (False, True),
     "optimizer": (sk.AdamW(lr=1e-3), sk.AdamW(lr=1e-4)),
 }
+
+
+def wrapped(schedule):
+    """Return a schedule around another one, with its name."""
+    return functools.wraps(schedule)(lambda step: schedule(step))
+
+
+class Compiled:
+    """A function as a compiler returns it: with its name, code and defaults, and no others."""
+
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+        self.__code__ = function.__code__
+        self.__defaults__ = function.__defaults__
+
+    def __call__(self, step):
+        return self.__wrapped__(step)
+
+
+def keeping(seen):
+    """Return a schedule that keeps the steps that it saw."""
+
+    def schedule(step, seen=seen, *, rates=()):
+        seen.append(step)
+        return 0.1
+
+    return schedule
+
+
+def itself(step, me=None):
+    """Return a rate, by a function that has itself as a default."""
+    return 0.1
+
+
+itself.__defaults__ = (itself,)
 RULES = {
     "another rule": (sk.SGD(lr=1e-3), sk.Adam(lr=1e-3)),
     "another schedule": tuple(
@@ -61,6 +96,10 @@ RULES = {
         sk.SGD(lr=functools.partial(halved, 0.2)),
     ),
     "another lambda": (sk.SGD(lr=lambda step: 0.1 / step), sk.SGD(lr=lambda step: 0.2 / step)),
+    "another wrapped lambda": (
+        sk.SGD(lr=wrapped(lambda step: 0.1 / step)),
+        sk.SGD(lr=wrapped(lambda step: 0.2 / step)),
+    ),
     "another default": tuple(sk.SGD(lr=lambda step, rate=rate: rate) for rate in (0.1, 0.2)),
 }
 # The same text is the same rule: lines and what stands around a function are a rank's own.
@@ -70,6 +109,10 @@ SAME_RULES = {
         sk.SGD(lr=lambda step: 0.1 if step in {"one", "two", 3} else 0.2),
     ),
     "another name around it": tuple(sk.SGD(lr=lambda step: 0.1 * len(x)) for x in ("a", "b")),
+    "of a wrapper": tuple(sk.SGD(lr=wrapped(lambda step: 0.1)) for _ in range(2)),
+    "of what is compiled": tuple(sk.SGD(lr=Compiled(lambda step: 0.1)) for _ in range(2)),
+    "what calls left in a default": tuple(sk.SGD(lr=keeping(seen)) for seen in ([], [1, 2])),
+    "itself as a default": tuple(sk.SGD(lr=itself) for _ in range(2)),
 }
 
 

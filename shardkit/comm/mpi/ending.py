@@ -53,7 +53,8 @@ class Ending:
     def __init__(self):
         self._mpi: Any = None
         self._process = os.getpid()
-        self._calls: list[Callable] = []  # to be made at the end, the newest first
+        # {call: what makes it at the end, in this process alone}, the newest first to be made
+        self._calls: dict[Callable, Callable] = {}
         self._comm: Any = None  # of all ranks of a guarded job
         self._meeting: Any = None  # the request of the last barrier
         self._has_begun = False
@@ -89,14 +90,23 @@ class Ending:
             self._comm = comm.Dup()
 
     def add(self, call: Callable[[], None]) -> None:
-        """Make this call when the program ends or MPI_Finalize begins, unless it is removed."""
-        self._calls.append(call)
-        atexit.register(call)
+        """Make this call when the program ends or MPI_Finalize begins, unless it is removed.
+
+        A process that this one forks does not make it at its own end.
+        """
+
+        def made_here():
+            if os.getpid() == self._process:
+                call()
+
+        self._calls[call] = made_here
+        atexit.register(made_here)
 
     def remove(self, call: Callable[[], None]) -> None:
         """Make the call no more."""
-        atexit.unregister(call)
-        self._calls = [other for other in self._calls if other != call]
+        made_here = self._calls.pop(call, None)
+        if made_here is not None:
+            atexit.unregister(made_here)
 
     # ---- the roads -------------------------------------------------------------------------------
 

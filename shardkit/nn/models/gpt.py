@@ -7,7 +7,7 @@ Each arrow enters a block of `blocks()`: what is gathered together, or sent to a
 stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,9 @@ class GPTSettings:
     def _check_windows(self) -> None:
         require_window("GPT", self.window)
         numbers = self.full_layers
-        are_layers = all(is_integer(n, at_least=0) and n < self.layers for n in numbers)
+        are_layers = isinstance(numbers, tuple) and all(
+            is_integer(n, at_least=0) and n < self.layers for n in numbers
+        )
         require(
             are_layers and len(set(numbers)) == len(numbers),
             "GPT with full_layers",
@@ -378,7 +380,7 @@ class GPT(Module):
             lora_alpha,
             tuple(lora_layers),
             window,
-            tuple(full_layers),
+            tuple(full_layers) if isinstance(full_layers, Iterable) else full_layers,
         )
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
