@@ -73,7 +73,7 @@ def test_a_temporary_folder_without_room_ends_no_run(tmp_path, train, kilobytes)
     done = shell(f"unshare --mount bash -c {shlex.quote(command)}", tmp_path)
     assert done.returncode == 0, done.stderr
     if kilobytes == 60:  # where there are 4, ranks may find another temporary folder
-        assert "rank-00000.ledger cannot be made: No space left on device" in done.stderr
+        assert "node-00000.ledger cannot be made: No space left on device" in done.stderr
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="mounting a file system takes root")
