@@ -50,14 +50,9 @@ def map_part(path: Path, start: int, num_bytes: int) -> MappedPart:
 
 
 def _open(path: Path) -> int:
-    how = os.O_RDWR | os.O_CREAT | _SAFELY
-    try:
-        return os.open(path, how, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
+    if path.is_symlink():
         remove_file(path)
-        return os.open(path, how, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | _SAFELY, 0o666)
 
 
 def _allocate(file: int, start: int, num_bytes: int) -> None:
