@@ -100,14 +100,17 @@ def _wanted(field) -> str:
     if "wanted" in rules:
         return rules["wanted"]
     words = []
-    for kind in _kinds(field):
-        if get_origin(kind) is tuple:
-            words.append(f"a list, each {_WANTED.get(get_args(kind)[0], 'text')}")
+    kinds = _kinds(field)
+    of_one = [get_args(kind)[0] if get_origin(kind) is tuple else kind for kind in kinds]
+    for kind, one in zip(kinds, of_one):
+        if kind is not one:
+            is_filled = ", not empty" * (field.default != ())
+            words.append(f"a list{is_filled}, each {_WANTED.get(one, 'text')}")
         elif kind is str:
             words += rules.get("among", rules.get("known", ("text",)))
         else:
             words.append(_WANTED[kind])
-    if {int, float}.intersection(_kinds(field)):
+    if {int, float}.intersection(of_one):
         limits = {"minimum": "at least", "maximum": "at most", "above": "above", "below": "below"}
         set_here = [rule for rule in limits if rule in rules]
         words[0] += "".join(f", {limits[rule]} {rules[rule]}" for rule in set_here)

@@ -107,7 +107,10 @@ MADE = {
     ),
     "deterministic": (of_setting("deterministic", "no"), "deterministic = 'no'"),
     "shard_ranks": (of_setting("shard_ranks", 0), "shard_ranks = 0"),
-    "domain_grid": (of_setting("domain_grid", (0, 2)), "domain_grid = (0, 2)"),
+    "domain_grid": (
+        of_setting("domain_grid", (0, 2)),
+        "domain_grid = (0, 2); wanted a list, not empty, each an integer, at least 1",
+    ),
     "domain_grid: ranks": (of_setting("domain_grid", (2, 2)), "domain_grid = (2, 2) is 2 x 2 = 4"),
     "domain_slabs": (of_setting("domain_slabs", 0), "domain_slabs = 0"),
     "gradient_compression": (of_setting("gradient_compression", "zip"), "= 'zip'"),
