@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 from ..nn.late import MANY_CLASSES
-from ..nn.ops.blocks import ROWS_OF_BLOCK
+from ..nn.ops.blocks import ROWS_OF_BLOCK, are_worth_it
 from .layouts import RunLayout
 from .model import ModelShape
 from .shape import Shape
@@ -87,7 +87,7 @@ def block_bytes(
 
     rows = tables(shape, software)
     by_blocks = f"{block} by blocks"
-    is_by_blocks = by_blocks in rows and tokens >= 2 * shape.input_elements(block)
+    is_by_blocks = by_blocks in rows and are_worth_it(tokens, shape.input_elements(block))
     kept, deferred, working = rows[by_blocks if is_by_blocks else block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
     if recomputation == "full" and shape.is_recomputed(block, software.splits_backward):

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-import numpy
-
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ..checks import pieces_of, ranks_per_node, starts_of
 from ..collectives.ordered import add_slices, reduce_to_owners
 from ..collectives.rounds import DIRECT
-from ..collectives.turns import each_window_to_owner
+from ..collectives.turns import WIDE, each_window_to_owner
 from ..wire import HALF_FLOATS
 
-WIDE = numpy.dtype("float32")  # in which half floats are added
 SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
 
 

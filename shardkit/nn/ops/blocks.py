@@ -33,9 +33,14 @@ def goes_by_blocks(logits: LateLogits) -> bool:
     """
     return (
         logits.is_unread
-        and prod(logits.shape[:-1]) >= 2 * logits.x.shape[-1]
+        and are_worth_it(prod(logits.shape[:-1]), logits.x.shape[-1])
         and logits.dtype != numpy.float16
     )
+
+
+def are_worth_it(num_rows: int, width: int) -> bool:
+    """Return True if blocks take less memory than logits of so many rows, and their gradient."""
+    return num_rows >= 2 * width
 
 
 def sum_by_blocks(logits: LateLogits, judge, scale: float = 1.0) -> Tensor:
