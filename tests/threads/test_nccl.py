@@ -198,9 +198,9 @@ def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
 
 @pytest.mark.parametrize("per_node", [1, 8])
 @pytest.mark.thorough(but=1)
-def test_the_messages_of_a_sum_grow_with_the_logarithm_of_the_nodes(per_node):
-    """One rank of 64 to 4,096 nodes; nobody answers."""
-    posts = []
+def test_the_messages_of_sums_and_gathers_grow_with_the_logarithm_of_the_nodes(per_node):
+    """One rank of 64 to 4,096 nodes; nobody answers. A gather ends with the slices of each node."""
+    posts, gathers = [], []
     with pretended_gpu():
         import cupy
 
@@ -210,8 +210,14 @@ def test_the_messages_of_a_sum_grow_with_the_logarithm_of_the_nodes(per_node):
             swaps = NodeSwaps(0, size, hosts, lambda outgoing, _: sent.append(outgoing))
             swaps.add(cupy.zeros(size, "float32"), [1] * size, cupy.empty(1, "float32"))
             posts.append(sum(size > 0 for outgoing in sent for _, size in outgoing[1:]))
+            whole = cupy.zeros(size, "float32")
+            sent.clear()
+            swaps.gather(whole[:1], whole, [1] * size)
+            swapped = [sum(size > 0 for _, size in outgoing[1:]) for outgoing in sent]
+            gathers.append(sum(swapped[: len(sent) - num_nodes * (per_node > 1)]))
     within = per_node - 1  # all that a node adds goes to its ranks at once
     assert posts == [within + far for far in (14, 21, 28)], posts
+    assert gathers == [14, 21, 28], gathers
 
 
 def test_a_verb_waits_for_the_kernels_of_a_stream_that_is_not_the_default_one():

@@ -23,6 +23,7 @@ from ...errors import DeviceError
 from ..checks import starts_of
 from ..operations import ReductionOperation
 from .device import SharedBlock, gpu_seat
+from .levels import span_of, spans_of
 from .swaps import HostSwapTransport
 
 HALF_BYTES = 16 << 20
@@ -135,14 +136,13 @@ class IpcTransport(HostSwapTransport):
         ]
         self._through_blocks([piece if is_root else nothing], incoming, port.num_bytes)
 
-    def _gather(self, source, target, counts, itemsize):
+    def _gather(self, own, whole, counts):
         self._copies.finish_kernels()
-        sizes = [count * itemsize for count in counts]
-        places = [target + start for start in starts_of(sizes)]
-        own = source, sizes[self._group.rank]
-        if source != places[self._group.rank]:
-            self._copies.begin_within(places[self._group.rank], *own)
-        self._through_blocks([own], list(zip(places, sizes)), max(sizes))
+        places = spans_of(whole, starts_of(counts), counts)
+        source, target = span_of(own), places[self._group.rank][0]
+        if source[0] != target:
+            self._copies.begin_within(target, *source)
+        self._through_blocks([source], places, max(size for _, size in places))
 
     def _swap_others(self, outgoing, incoming):
         longest = numpy.array([max(size for _, size in outgoing)], numpy.int64)

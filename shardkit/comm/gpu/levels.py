@@ -7,9 +7,11 @@ all nodes add these sums: between nodes go no more bytes than in a ring.
     ranks 0 1 | 2 3     near: 0 and 1 add what 0 and 2 get (rank 0), what 1 and 3 get (rank 1)
                         far:  0 and 2 add their sums, 1 and 3 add theirs
                               of more than 16 nodes, in rounds (collectives/rounds.py)
+
+Slices are gathered the other way: first between nodes, then within each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -19,7 +21,7 @@ from ...array.backend import xp_of
 from ..checks import pieces_of, ranks_per_node, starts_of
 from ..collectives.ordered import add_slices, reduce_to_owners
 from ..collectives.rounds import DIRECT
-from ..collectives.turns import WIDE, each_window_to_owner
+from ..collectives.turns import WIDE, each_window_to_owner, to_all
 from ..wire import HALF_FLOATS
 
 SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
@@ -43,17 +45,24 @@ class NodeSwaps:
         self._swap = swap
         self._has_nodes = hosts is not None  # else memory of one carries what it can
 
-    def gather(self, source: int, target: int, counts, itemsize) -> None:
-        """Gather slices from the addresses `source` of all ranks at `target`."""
-        sizes = [count * itemsize for count in counts]
-        starts = [target + start for start in starts_of(sizes)]
-        pieces = list(zip(starts, sizes))
-        own = source, sizes[self._rank]
-        from_far = [pieces[rank] for rank in self._far]
-        self._among(self._far, [own] * len(self._far), from_far)
+    def gather(self, own, whole, counts) -> None:
+        """Gather the slices `own` of all ranks in `whole`, of these counts."""
+        pieces = pieces_of(whole, counts)
+        self._gather_among(self._far, own, [pieces[rank] for rank in self._far])
         for rank in self._far if len(self._near) > 1 else ():
             there = pieces[self._near_of(rank)]  # of its node: what came from it goes to neighbors
-            self._among(self._near, [pieces[rank]] * len(there), there)
+            self._gather_among(self._near, pieces[rank], there)
+
+    def _gather_among(self, ranks: range, own, pieces: list) -> None:
+        """Gather over these ranks; pieces: where what each has goes."""
+        if self._goes_in_rounds(ranks):
+            lane = _Lane(ranks.index(self._rank), ranks, self._among)
+            if own.size and address_of(own) != address_of(pieces[lane.rank]):
+                pieces[lane.rank][...] = own
+            _run(to_all(lane, pieces, 0))
+        else:
+            outgoing = [span_of(own)] * len(pieces)
+            self._among(ranks, outgoing, [*map(span_of, pieces)])
 
     def add(self, flat, counts, out) -> None:
         """Leave the sum over ranks of this rank's slice of `flat` in `out`."""
@@ -92,10 +101,13 @@ class NodeSwaps:
     def _add_among(self, ranks: range, flat, counts, out):
         """Add over these ranks; counts: of the slices of each."""
         place = ranks.index(self._rank)
-        if self._has_nodes and len(ranks) > DIRECT:
+        if self._goes_in_rounds(ranks):
             return self._add_in_rounds(_Lane(place, ranks, self._among), flat, counts, out)
         swap = partial(self._swap_arrays, ranks)
         reduce_to_owners(swap, place, flat, counts, out, SCRATCH_ELEMENTS)
+
+    def _goes_in_rounds(self, ranks: range) -> bool:
+        return self._has_nodes and len(ranks) > DIRECT
 
     def _add_in_rounds(self, lane: "_Lane", flat, counts, out):
         """Add as the rounds of rounds.py: a swap each, with a few ranks."""
@@ -103,8 +115,7 @@ class NodeSwaps:
         window = max(1, SCRATCH_ELEMENTS // lane.size)
         room = empty(lane.size * min(window, max(counts)), flat.dtype, xp_of(flat))
         for turns in each_window_to_owner(lane, parts, out, window, [room], 0, add_slices):
-            for _ in turns:  # a swap is done, or in the order of the stream
-                pass
+            _run(turns)
 
     def _swap_arrays(self, ranks, send, receive, send_counts, receive_counts, send_starts):
         """Do the all_to_all of a channel of these ranks on CuPy arrays."""
@@ -142,8 +153,19 @@ class _Lane:
     def _spans(self, pieces) -> list[tuple[int, int]]:
         found = [(0, 0)] * self.size
         for rank, array in pieces:
-            found[rank] = address_of(array), array.nbytes
+            found[rank] = span_of(array)
         return found
+
+
+def _run(turns: Iterator) -> None:
+    """Take all turns: a swap is done, or in the order of the stream."""
+    for _ in turns:
+        pass
+
+
+def span_of(array) -> tuple[int, int]:
+    """Return (address, bytes) of a CuPy array."""
+    return address_of(array), array.nbytes
 
 
 def spans_of(array, starts, counts) -> list[tuple[int, int]]:

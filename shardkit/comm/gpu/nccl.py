@@ -25,6 +25,7 @@ from ..wire import HALF_FLOATS
 from .calls import NcclCalls, nccl_errors
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module, shared_text
 from .lanes import NcclLanes
+from .levels import address_of, span_of
 from .swaps import SwapTransport, spans
 
 SUM = ReductionOperation.SUM
@@ -143,11 +144,12 @@ class NcclTransport(SwapTransport):
                 at, at, size, self._module.NCCL_UINT8, root, self._stream.address
             )
 
-    def _gather(self, source, target, counts, itemsize):
+    def _gather(self, own, whole, counts):
         if len(set(counts)) > 1:
-            return super()._gather(source, target, counts, itemsize)
+            return super()._gather(own, whole, counts)
+        (source, num_bytes), target = span_of(own), address_of(whole)
         self._communicator.allGather(
-            source, target, counts[0] * itemsize, self._module.NCCL_UINT8, self._stream.address
+            source, target, num_bytes, self._module.NCCL_UINT8, self._stream.address
         )
 
     def _swap(self, outgoing, incoming):

@@ -18,7 +18,7 @@ from ..operations import CompleteHandle, Handle, ReductionOperation
 from ..staging import Pieces
 from ..transport import port_of
 from ..wire import HALF_FLOATS
-from .levels import NodeSwaps, address_of, spans_at
+from .levels import NodeSwaps, spans_at
 
 SUM = ReductionOperation.SUM
 
@@ -76,7 +76,7 @@ class SwapTransport:
         self._swap(spans(outgoing), spans(incoming))
 
     def all_gather(self, own, whole):
-        self._gather(own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize)
+        self._gather(self._flat(own.port), self._flat(whole.port), whole.counts)
 
     def reduce_scatter(self, whole, own, op):
         self._nodes.add(self._flat(whole.port), whole.counts, self._flat(own.port))
@@ -87,11 +87,11 @@ class SwapTransport:
         start = starts_of(counts)[self._group.rank]
         own = flat[start : start + counts[self._group.rank]]
         self._nodes.add(flat, counts, own)
-        self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
+        self._gather(own, flat, counts)
 
-    def _gather(self, source: int, target: int, counts, itemsize):
-        """Gather slices from the addresses `source` of all ranks at `target`."""
-        self._nodes.gather(source, target, counts, itemsize)
+    def _gather(self, own, whole, counts):
+        """Gather the slices `own` of all ranks in `whole`, of these counts."""
+        self._nodes.gather(own, whole, counts)
 
 
 class HostSwapTransport(SwapTransport):
