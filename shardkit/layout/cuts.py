@@ -9,10 +9,18 @@ The runtime cuts a model here, and so does the planner, which knows only the siz
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from ..errors import StagesError
+
+
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors, ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return tuple(dict.fromkeys([*small, *(number // n for n in reversed(small))]))
 
 
 def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from enum import Enum
 
 from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError, MeshError
+from .cuts import divisors
 
 SIZES = (4, 4, 8)  # bytes of a parameter, its gradient and its state: float32, and AdamW's moments
 
@@ -129,7 +130,7 @@ def check_tree(num_ranks: int, sharing: int) -> None:
     Errors: MeshError
     """
     if sharing < num_ranks and sharing & (sharing - 1):
-        powers = [number for number in _divisors(num_ranks) if not number & (number - 1)]
+        powers = [number for number in divisors(num_ranks) if not number & (number - 1)]
         raise MeshError(
             f"groups of {sharing} of {num_ranks} data ranks add gradients in another order than "
             "all ranks together, so the bits would be others; choose shard_ranks among "
@@ -149,12 +150,8 @@ def _ranks_of_node(num_ranks: int, per_node: int | None) -> int:
     return per_node
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
 def _divisors_text(number: int) -> str:
-    return _listed(_divisors(number))
+    return _listed(divisors(number))
 
 
 def _listed(numbers) -> str:

@@ -29,7 +29,7 @@ from ..nn.late import MANY_CLASSES
 from ..nn.ops.blocks import ROWS_OF_BLOCK, are_worth_it
 from .layouts import RunLayout
 from .model import ModelShape
-from .shape import Shape
+from .shape import Shape, Share
 from .software import Software
 
 
@@ -64,30 +64,28 @@ def block_bytes(
     shape: Shape,
     software: Software,
     block: str,
-    tokens: int,
+    share: Share,
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
-    others: tuple[int, int] = (1, 0),
 ) -> BlockBytes:
-    """Return the bytes of a block of this kind for a micro-batch of so many tokens on a rank.
+    """Return the bytes of a block of this kind for a share of a micro-batch.
 
-    others   its samples, and the sides of their parts
     Recomputation of whole layers keeps only their inputs.
     """
 
-    counts = dict(zip(("sample", "edge", "call", "matrix"), (*others, 1, 1)))
+    counts = {"sample": share.samples, "edge": share.edges, "call": 1, "matrix": 1}
 
     def total(rows):
         return sum(
             _row_bytes(row, software, tensor, recomputation, is_sequence_parallel)
-            * counts.get(row.where, tokens)
+            * counts.get(row.where, share.items)
             for row in rows
         )
 
     rows = tables(shape, software)
     by_blocks = f"{block} by blocks"
-    is_by_blocks = by_blocks in rows and are_worth_it(tokens, shape.input_elements(block))
+    is_by_blocks = by_blocks in rows and are_worth_it(share.items, shape.input_elements(block))
     kept, deferred, working = rows[by_blocks if is_by_blocks else block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
     if recomputation == "full" and shape.is_recomputed(block, software.splits_backward):
@@ -98,7 +96,7 @@ def block_bytes(
 
 def boundary_bytes(shape: Shape, software: Software, layout: RunLayout) -> float:
     """Return the bytes of an activation that one rank sends to the next stage."""
-    whole = layout.items(shape) * shape.message_elements
+    whole = layout.share(shape).items * shape.message_elements
     whole *= software.activation_bytes
     is_part = layout.is_sequence_parallel or software.scatters_transfers
     return whole / layout.tensor if is_part else whole
@@ -125,8 +123,8 @@ def tables(shape: Shape, software: Software) -> dict[str, tuple[list[Row], list[
 
 
 @singledispatch
-def held_share(shape: Shape, software: Software, items: int, samples: int) -> float:
-    """Return how much is held for a byte of activations of a micro-batch on a rank."""
+def held_share(shape: Shape, software: Software, share: Share) -> float:
+    """Return how much is held for a byte of activations of a share of a micro-batch."""
     return software.arena_share
 
 

@@ -83,7 +83,7 @@ def step_cost(
         layout.tensor,
         layout.recomputation,
         layout.is_sequence_parallel,
-        layout.domain,
+        layout.cut,
     )
     data = RankGroup(layout.copies, layout.tensor)
     again = recomputed_of_stages(

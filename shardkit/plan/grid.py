@@ -7,12 +7,15 @@ and keep and send what layers read of others' besides.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 from math import prod
+from operator import truediv
 
+from ..layout.cuts import divisors
 from .activations import Row, held_share, tables
 from .collectives import SEND, RankGroup, collective_seconds
 from .operations import BlockSeconds, Setting, accumulation_seconds, seconds
-from .shape import Shape, hashed_once
+from .shape import Shape, Share, by, cuts_of, hashed_once, share_of
 from .software import Software
 from .trace import PASSES, Traced, TracedBlock
 
@@ -96,16 +99,51 @@ class GridShape(Shape):
             return None
         return f"a {self.name} has no layers that tensor ranks share in a plan"
 
-    def why_not_shared(self, domain):
-        if self.traced.refusal:
-            return self.traced.refusal
-        rows, halved = self.grid[0], self.traced.halved
-        if rows // halved < domain:
-            return (
-                f"{rows} rows of a grid are {rows // halved:g} deep in the {self.name}, fewer than "
-                f"{domain} domain ranks: a part would be empty"
-            )
+    def why_not_shared(self, cut):
+        refusal = self.traced.refusal or (self.traced.grid_refusal if len(cut) > 1 else "")
+        if refusal:
+            return refusal
+        if len(cut) > len(self.grid):
+            return f"{by(cut)} domain ranks cut more dims than a grid of {by(self.grid)} has"
+        halved = self.traced.halved
+        for words, length, ranks in zip(("rows", "columns", "layers"), self.grid, cut):
+            if length // halved < ranks:
+                return (
+                    f"{length} {words} of a grid are {length // halved:g} deep in the {self.name}, "
+                    f"fewer than {ranks} domain ranks: a part would be empty"
+                )
         return None
+
+
+@cuts_of.register
+def _(shape: GridShape, domain: int) -> list[tuple[int, ...]]:
+    """Return the cut of the first dim, and of more dims each time that with the shortest sides."""
+    found: list[tuple[int, ...]] = [(domain,)]
+    for num_dims in range(2, len(shape.grid) + 1):
+        cuts = [cut for cut in _cuts(domain, num_dims) if cut[-1] > 1]
+        allowed = [cut for cut in cuts if shape.why_not_shared(cut) is None]
+        found += sorted(allowed, key=lambda cut: share_of(shape, 1, cut).edges)[:1]
+    return found
+
+
+@share_of.register
+def _(shape: GridShape, samples: int, cut: tuple[int, ...]) -> Share:
+    pairs = [*zip_longest(shape.grid, cut, fillvalue=1)]
+    lengths = [-(-length // ranks) for length, ranks in pairs]
+    rows = samples * prod(lengths) / shape.row_points
+    sides = [min(ranks - 1, 2) for _, ranks in pairs]  # along each dim
+    return Share(rows, samples, rows * sum(map(truediv, sides, lengths)))
+
+
+def _cuts(domain: int, num_dims: int) -> list[tuple[int, ...]]:
+    """Return so many numbers whose product is `domain`, in all ways."""
+    if num_dims == 1:
+        return [(domain,)]
+    return [
+        (first, *rest)
+        for first in divisors(domain)
+        for rest in _cuts(domain // first, num_dims - 1)
+    ]
 
 
 @tables.register
@@ -132,9 +170,9 @@ def _(shape: GridShape, software: Software) -> dict:
 
 @held_share.register
 @lru_cache(maxsize=256)
-def _(shape: GridShape, software: Software, items: int, samples: int) -> float:
-    points = items * shape.row_points
-    return shape.traced.held_share(points, samples, software.arena_share)
+def _(shape: GridShape, software: Software, share: Share) -> float:
+    points = share.items * shape.row_points
+    return shape.traced.held_share(points, share.samples, software.arena_share)
 
 
 @seconds.register
@@ -143,8 +181,8 @@ def _(shape: GridShape, block: str, at: Setting) -> BlockSeconds:
     share samples.
     """
     each = shape.block(block)
-    points = at.tokens * shape.row_points
-    edges = at.edges * shape.row_points
+    points = at.share.items * shape.row_points
+    edges = at.share.edges * shape.row_points
     figures = each.at(points, edges, at.micro_batch)
     forward, backward, weight = _computing(at, figures, each.counts)
     ahead, back, last = _travel(at, figures, each.counts)
@@ -165,10 +203,13 @@ def _computing(at: Setting, figures, counts: Sequence) -> list[float]:
 
 
 def _travel(at: Setting, figures, counts: Sequence) -> list[float]:
-    """Return the seconds of the messages of each pass, which ranks are taken to wait for."""
+    """Return the seconds of the messages of each pass, which ranks are taken to wait for: those of
+    each dim that is cut.
+    """
     found = []
     for name, count in zip(PASSES, counts):
-        number = count.messages if at.domain > 1 else 0
+        number = count.halos * sum(ranks > 1 for ranks in at.cut)
+        number += count.others * (at.domain > 1)
         scale = at.software.activation_bytes / _ITEM_BYTES / max(number, 1)
         num_bytes = getattr(figures, f"{name}_sent") * scale
         group = RankGroup(at.domain, at.tensor)

@@ -16,7 +16,7 @@ from ..layout.mesh_shape import MeshShape
 from ..layout.policy import POLICIES, check_tree
 from ..plain import counted
 from ..schedule.catalog import ORDERS
-from .shape import Shape
+from .shape import Shape, Share, by, share_of
 from .software import Software
 from .stages import stage_units
 
@@ -36,6 +36,7 @@ class RunLayout:
                            sequence
     shard_ranks     ranks that share one copy under hsdp; None: under another policy
     domain          ranks that share each sample
+    domain_grid     of these along each of its first dims; None: all along the first
     """
 
     pipeline: int = 1
@@ -51,6 +52,7 @@ class RunLayout:
     recomputed: int | None = None
     shard_ranks: int | None = None
     domain: int = 1
+    domain_grid: tuple[int, ...] | None = None
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
@@ -70,16 +72,14 @@ class RunLayout:
         """Ranks that share one copy of what the policy shards."""
         return self.copies if self.shard_ranks is None else self.shard_ranks
 
-    def items(self, shape: Shape) -> int:
-        """Return the items of a micro-batch on a rank: of samples that are shared, the most that
-        one has.
-        """
-        return self.micro_batch * -(-shape.sequence_length // self.domain)
-
     @property
-    def edges(self) -> int:
-        """The sides of its parts of a micro-batch where a rank in the middle meets others."""
-        return self.micro_batch * min(self.domain - 1, 2)
+    def cut(self) -> tuple[int, ...]:
+        """The ranks that share each sample, along each dim that is cut."""
+        return self.domain_grid or (self.domain,)
+
+    def share(self, shape: Shape) -> Share:
+        """Return the largest share of a micro-batch that a rank has."""
+        return share_of(shape, self.micro_batch, self.cut)
 
     @property
     def policy_words(self) -> str:
@@ -104,10 +104,12 @@ class RunLayout:
 
     def __str__(self) -> str:
         virtual = f" x {self.virtual}" if self.virtual > 1 else ""
+        grid = [f"domain grid: {by(self.cut)}"] if self.domain_grid else []
         extras = [f"recomputation: {self.recomputed_words}"] if self.recomputation != "none" else []
         extras += ["sequence parallel"] if self.is_sequence_parallel else []
         parts = [
             str(self.mesh),
+            *grid,
             self.policy_words,
             f"{self.schedule}{virtual}",
             f"{self.micro_batches} micro-batches of {self.micro_batch}",
@@ -155,7 +157,9 @@ def _domain_problem(layout, shape, software) -> str | None:
         return f"{software.name} shares no samples between ranks"
     if layout.is_sequence_parallel:
         return "samples are not shared under sequence parallelism"
-    return shape.why_not_shared(layout.domain)
+    if prod(layout.cut) != layout.domain:
+        return f"{by(layout.cut)} domain ranks are not {layout.domain}"
+    return shape.why_not_shared(layout.cut)
 
 
 def _group_problem(layout, software) -> str | None:

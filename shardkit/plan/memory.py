@@ -18,7 +18,7 @@ from ..schedule.actions import Kind
 from ..schedule.catalog import ORDERS, order_named
 from .activations import BlockBytes, block_bytes, boundary_bytes, held_share
 from .layouts import RunLayout
-from .shape import Shape
+from .shape import Shape, Share
 from .software import Software
 from .stages import (
     StageUnits,
@@ -266,8 +266,7 @@ def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int)
         layout.virtual,
         layout.tensor,
         rank,
-        layout.items(shape),
-        (layout.micro_batch, layout.edges),
+        layout.share(shape),
         layout.recomputation,
         layout.recomputed,
         layout.is_sequence_parallel,
@@ -277,7 +276,7 @@ def _activations(layout: RunLayout, shape: Shape, software: Software, rank: int)
     alive = ORDERS[layout.schedule].most_alive(
         layout.pipeline, layout.virtual, layout.micro_batches, rank
     )
-    share = held_share(shape, software, layout.items(shape), layout.micro_batch)
+    share = held_share(shape, software, layout.share(shape))
     return share * (alive * kept + working)
 
 
@@ -288,8 +287,7 @@ def _mean_kept_and_working(
     virtual: int,
     tensor: int,
     rank: int,
-    tokens: int,
-    others: tuple[int, int],
+    share: Share,
     recomputation: str,
     recomputed: int | None,
     is_sequence_parallel: bool,
@@ -298,16 +296,13 @@ def _mean_kept_and_working(
 ) -> tuple[float, float]:
     """Return the bytes that a stage of this rank keeps of a micro-batch, as a mean of its stages,
     and the most working memory of one.
-
-    others   samples of the micro-batch, and sides of their parts
     """
     units = stage_units(shape, software, pipeline * virtual, tensor)
     again = recomputed_of_stages(units, schedule, virtual, recomputed, shape, software)
     sizes = [
         _stage_bytes(
             units[stage],
-            tokens,
-            others,
+            share,
             tensor,
             recomputation,
             is_sequence_parallel,
@@ -326,8 +321,7 @@ def _mean_kept_and_working(
 @lru_cache(maxsize=65536)
 def _stage_bytes(
     units: StageUnits,
-    tokens: int,
-    others: tuple[int, int],
+    share: Share,
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
@@ -344,7 +338,7 @@ def _stage_bytes(
     def bytes_of(block, is_again):
         chosen = recomputation if is_again else once
         how = tensor, chosen, is_sequence_parallel
-        return block_bytes(shape, software, block, tokens, *how, others)
+        return block_bytes(shape, software, block, share, *how)
 
     of_units = [
         [bytes_of(*marked) for marked in unit]

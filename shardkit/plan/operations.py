@@ -12,13 +12,14 @@ the weights. Inside and outside of a region count as in arXiv 2205.05198, sectio
 
 from dataclasses import dataclass
 from functools import lru_cache, singledispatch
+from math import prod
 
 from ..layout.cuts import even_span
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
 from .overlap import exposed_seconds
-from .shape import Shape, hashed_once
+from .shape import Shape, Share, hashed_once, share_of
 from .software import Software
 from .windows import keys_around, mean_of_layers, seen_part
 
@@ -49,17 +50,22 @@ class Setting:
     tensor: int
     recomputation: str
     is_sequence_parallel: bool
-    domain: int = 1
+    cut: tuple[int, ...] = (1,)
 
     @property
-    def tokens(self) -> int:
+    def domain(self) -> int:
+        """Ranks that share each sample."""
+        return prod(self.cut)
+
+    @property
+    def share(self) -> Share:
+        """The largest share of a micro-batch that a rank has."""
+        return share_of(self.shape, self.micro_batch, self.cut)
+
+    @property
+    def tokens(self) -> float:
         """Tokens of a micro-batch on this rank."""
-        return self.micro_batch * -(-self.shape.sequence_length // self.domain)
-
-    @property
-    def edges(self) -> int:
-        """The sides of parts of samples where a rank in the middle meets others."""
-        return self.micro_batch * min(self.domain - 1, 2)
+        return self.share.items
 
     @property
     def outside(self) -> float:

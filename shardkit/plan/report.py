@@ -15,7 +15,9 @@ from ..plain import counted
 from ..schedule.grid import draw_svg
 from .band import Band, band_of
 from .cost import PARTS, checkpoint_bytes
+from .layouts import RunLayout
 from .search import WORDS, Candidate, Search
+from .shape import by
 from .stages import blocks_per_stage
 from .timeline import PipelineRun
 from .whole_run import Interruptions, interruptions_of
@@ -138,7 +140,7 @@ def _table(training: PlannedTraining, count: int):
         layout = candidate.layout
         table.add_row(
             str(number),
-            " x ".join(str(layout.mesh.sizes[axis]) for axis in layout.mesh.shown)
+            " x ".join(_ranks_along(layout, axis) for axis in layout.mesh.shown)
             + " sequence" * layout.is_sequence_parallel,
             layout.policy_words,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
@@ -152,6 +154,13 @@ def _table(training: PlannedTraining, count: int):
             "" if candidate is training.found.best else training.found.why_it_lost(candidate),
         )
     return table
+
+
+def _ranks_along(layout: RunLayout, axis: str) -> str:
+    """Return the size of an axis, of the domain axis as (2 x 2) where it cuts several dims."""
+    if axis == "domain" and layout.domain_grid:
+        return f"({by(layout.cut)})"
+    return str(layout.mesh.sizes[axis])
 
 
 def _totals(training: PlannedTraining) -> str:

@@ -18,18 +18,18 @@ without it; and ranks share samples only where no other layout fits.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import product
 from math import inf
 
 from ..errors import ConfigurationError
+from ..layout.cuts import divisors
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
 from .layouts import RunLayout, why_not
 from .memory import MemoryEstimate, memory_of
-from .shape import Shape
+from .shape import Shape, cuts_of
 from .software import RECOMPUTATIONS, Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
@@ -321,7 +321,7 @@ def _choices(software, cluster, shape, ranks, micro_batch, micro_batches) -> Ite
     policies = list(_policies(software, data * domain, cluster.devices // tensor))
     for schedule, virtual in _schedules(software, shape, pipeline, micro_batches):
         for policy, shard_ranks in policies:
-            for is_sequence_parallel in (False, True) if tensor > 1 and domain == 1 else (False,):
+            for is_sequence_parallel, cut in _forms(shape, tensor, domain):
                 yield RunLayout(
                     pipeline,
                     data,
@@ -335,7 +335,15 @@ def _choices(software, cluster, shape, ranks, micro_batch, micro_batches) -> Ite
                     is_sequence_parallel,
                     shard_ranks=shard_ranks,
                     domain=domain,
+                    domain_grid=cut if len(cut) > 1 else None,
                 )
+
+
+def _forms(shape, tensor, domain) -> list[tuple[bool, tuple[int, ...]]]:
+    """Return whether sequences are cut between regions, and how ranks share samples: pairs."""
+    if domain == 1:
+        return [(between, (1,)) for between in ((False, True) if tensor > 1 else (False,))]
+    return [(False, cut) for cut in cuts_of(shape, domain)]
 
 
 def _policies(software, copies, per_node) -> Iterator[tuple[str, int | None]]:
@@ -374,10 +382,3 @@ def _schedules(software, shape, pipeline, micro_batches) -> list[tuple[str, int]
         else:
             pairs.append((name, order.stages_per_rank))
     return pairs
-
-
-@lru_cache(maxsize=4096)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return tuple(dict.fromkeys([*small, *(number // n for n in reversed(small))]))

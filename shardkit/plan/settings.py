@@ -184,7 +184,7 @@ def settings_of(layout: RunLayout, shape: Shape, software: Software) -> dict:
         "parallel.schedule": layout.schedule,
         "parallel.virtual_stages": layout.virtual,
         "parallel.blocks_per_stage": stages,
-        "parallel.domain_grid": None,  # samples are cut along one dim
+        "parallel.domain_grid": layout.domain_grid,
         "batch.sequences": layout.batch,
         "batch.micro_batch": layout.micro_batch,
         **flags,

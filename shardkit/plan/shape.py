@@ -11,6 +11,8 @@ the kind of shape too: `tables` and `seconds` there have one function for each k
 
 from abc import ABC, abstractmethod
 from dataclasses import fields
+from functools import singledispatch
+from typing import NamedTuple
 
 
 def hashed_once(kind):
@@ -25,6 +27,19 @@ def hashed_once(kind):
 
     kind.__hash__ = keeping
     return kind
+
+
+class Share(NamedTuple):
+    """What a rank has of the samples of a micro-batch, which ranks may share.
+
+    items    of all its samples together, as many rows of a grid as its points are
+    samples  whole ones, or parts of them
+    edges    sides of the parts where a rank in the middle meets others; of a grid in rows
+    """
+
+    items: float
+    samples: int = 1
+    edges: float = 0
 
 
 class Shape(ABC):
@@ -80,10 +95,14 @@ class Shape(ABC):
     def why_not_cut(self, tensor: int, is_sequence_parallel: bool) -> str | None:
         """Return why the model is not cut over this many tensor ranks; None if it is."""
 
-    def why_not_shared(self, domain: int) -> str | None:
-        """Return why samples are not shared by this many domain ranks; None if they are."""
-        if self.sequence_length < domain:
-            return f"{self.sequence_length} {self.words[1]} of a sample on {domain} domain ranks"
+    def why_not_shared(self, cut: tuple[int, ...]) -> str | None:
+        """Return why samples are not shared by so many domain ranks along each dim; None if they
+        are.
+        """
+        if len(cut) > 1:
+            return f"{self.words[1]} are shared along one dim, not by {by(cut)} domain ranks"
+        if self.sequence_length < cut[0]:
+            return f"{self.sequence_length} {self.words[1]} of a sample on {cut[0]} domain ranks"
         return None
 
     def unit_elements(self, unit: tuple[str, ...], tensor: int) -> tuple[int, ...]:
@@ -99,6 +118,24 @@ class Shape(ABC):
     @property
     def parameter_count(self) -> int:
         return sum(self.block_elements(block) for block in self.blocks)
+
+
+@singledispatch
+def cuts_of(shape: Shape, domain: int) -> list[tuple[int, ...]]:
+    """Return the ways to consider in which so many ranks share samples: how many along each dim."""
+    return [(domain,)]
+
+
+@singledispatch
+def share_of(shape: Shape, samples: int, cut: tuple[int, ...]) -> Share:
+    """Return the largest share of so many samples that a rank has, by the ranks along each dim."""
+    items = -(-shape.sequence_length // cut[0])
+    return Share(samples * items, samples, samples * min(cut[0] - 1, 2))
+
+
+def by(cut: tuple[int, ...]) -> str:
+    """Return the numbers of ranks along each dim as "2 x 3"."""
+    return " x ".join(map(str, cut))
 
 
 def division(what: str, parts: str, count: int, by: int) -> str:

@@ -22,6 +22,7 @@ from ..array.accounts import Accounts
 from ..array.arena import GONE, Meter, held_bytes
 from ..array.products import wrapped_products
 from ..array.registry import wrapped_kernels
+from ..comm.mesh import Mesh
 from ..comm.threads.backend import run_ranks
 from ..errors import ShardingError, ShardkitError
 from ..nn.autograd import Tensor, backward_inputs
@@ -39,6 +40,7 @@ _FIRST_SIZES = {1: 256, 2: 64, 3: 16}  # of small grids, by their dims
 _DOUBLINGS = 4  # until a model is refused on all of them
 _FEW = 2  # samples: sums over one take another way
 _RANKS = 3  # so that one has others on both sides
+_GRID = 2, 2  # ranks that cut two dims
 
 
 class BlockFigures(NamedTuple):
@@ -64,11 +66,15 @@ class BlockFigures(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many products, kernels and verbs a pass has, whatever the size of its input."""
+    """How many products, kernels, halos and other verbs a pass has, whatever the size of its input.
+
+    halos   along one dim
+    """
 
     products: int = 0
     calls: int = 0
-    messages: int = 0
+    halos: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Traced:
     """A model.
 
     refusal   why ranks cannot share its samples; "" if they can
+    grid_refusal   the same where they cut several dims of these
     halved    rows of a sample for each one of the shortest activation
     events    of a Meter, the arrays of a micro-batch: (number, bytes for each point, sample and
               call), or (number, ()) of one that goes; () if sizes change more than these
@@ -110,10 +117,11 @@ class Traced:
 
     blocks: tuple[TracedBlock, ...]
     refusal: str
+    grid_refusal: str
     halved: float
     events: tuple[tuple[int, tuple[float, ...]], ...]
 
-    def held_share(self, points: int, samples: int, otherwise: float) -> float:
+    def held_share(self, points: float, samples: int, otherwise: float) -> float:
         """Return how much an arena holds for a byte that arrays use.
 
         otherwise   where that is not known
@@ -169,13 +177,14 @@ def traced(made: Callable[[tuple[int, ...]], Traceable], dims: int) -> Traced:
         if middle is not None:
             block = _with_edges(block, middle.blocks[number], size, dims)
         blocks.append(block)
-    return Traced(tuple(blocks), refusal, halved, _events(small, large, double, points=points))
+    events = _events(small, large, double, points=points)
+    return Traced(tuple(blocks), refusal, _grid_refusal(made, size, dims), halved, events)
 
 
 def _grown(of_three: tuple, points: tuple[int, int]) -> TracedBlock:
     """Return a block without edges, by what it had in each of three runs."""
-    name, _, counts = of_three[0]
-    figures = zip(*[found for _, found, _ in of_three])
+    name, _, counts, _ = of_three[0]
+    figures = zip(*[found for _, found, *_ in of_three])
     parts = zip(*[_linear(each, *points) for each in figures])
     slope, of_sample, rest = starmap(BlockFigures, parts)
     return TracedBlock(name, slope, BlockFigures(), of_sample, rest, counts)
@@ -188,8 +197,14 @@ def _with_edges(block: TracedBlock, of_middle: tuple, size: int, dims: int) -> T
     added = numpy.subtract(of_middle[1], without) / points
     edge = BlockFigures(*added.tolist())._replace(**dict.fromkeys(_WORK, 0.0))
     pairs = zip(block.counts, of_middle[2])
-    counts = tuple(own._replace(messages=shared.messages) for own, shared in pairs)
-    return replace(block, per_edge=edge, counts=counts)
+    counts = tuple(starmap(_with_messages, pairs))
+    others = dict(zip(_SENT, of_middle[3]))  # sums and modes, of one sample
+    of_sample = block.per_sample._replace(**others)
+    return replace(block, per_edge=edge, per_sample=of_sample, counts=counts)
+
+
+def _with_messages(own: Counts, shared: Counts) -> Counts:
+    return own._replace(halos=shared.halos, others=shared.others)
 
 
 def _linear(found: tuple, few: int, many: int) -> tuple[float, float, float]:
@@ -229,6 +244,7 @@ def _numbered(events: _Events) -> _Events:
 
 
 _WORK = [f"{each}_{what}" for each in PASSES for what in ("flops", "moved")]
+_SENT = [f"{each}_sent" for each in PASSES]
 
 
 def _on_smallest(made, dims: int) -> "tuple[int, _TracedRun]":
@@ -264,6 +280,24 @@ def _shared(made, size: int, dims: int) -> "tuple[str, _TracedRun | None, float]
     return "", found, halved
 
 
+def _grid_refusal(made, size: int, dims: int) -> str:
+    """Return why ranks cannot cut several dims of samples, or ""."""
+    if dims == 1:
+        return "grids of one dim have no second one that ranks could cut"
+    models = [made((2 * size,) * dims) for _ in range(prod(_GRID))]
+
+    def on_rank(backend):
+        lines = Mesh(backend, domain=prod(_GRID)).grid("domain", _GRID)
+        module, loss, *_ = models[backend.rank]
+        SampleParts(module, backend, loss, lines=lines)
+
+    try:
+        run_ranks(prod(_GRID), on_rank)
+    except ShardingError as error:
+        return str(error)
+    return ""
+
+
 # ---- one run -------------------------------------------------------------------------------------
 
 
@@ -276,14 +310,23 @@ class _Traffic:
         self.flops = self.moved = self.products = self.calls = 0
 
     def so_far(self) -> numpy.ndarray:
-        """Return flops, bytes moved, bytes sent, products, calls, messages."""
-        sent = messages = 0
+        """Return flops, bytes moved, of halos, of other messages, products, calls, halos, other
+        messages.
+        """
+        num_bytes = verbs = (0, 0)
         if self._traffic is not None:
-            sent, messages = self._traffic.bytes_sent, sum(self._traffic.calls.values())
-        return numpy.array([self.flops, self.moved, sent, self.products, self.calls, messages])
+            num_bytes, verbs = _apart(self._traffic.by_verb), _apart(self._traffic.calls)
+        bytes_and_flops = self.flops, self.moved, *num_bytes
+        return numpy.array([*bytes_and_flops, self.products, self.calls, *verbs])
 
     def watching(self):
         return nullcontext()
+
+
+def _apart(by_verb) -> tuple[int, int]:
+    """Return what halos have, and all other verbs together."""
+    halos = by_verb.get("send", 0)
+    return halos, sum(by_verb.values()) - halos
 
 
 class _Counting(_Traffic):
@@ -381,7 +424,7 @@ def _arrays(values) -> Iterator[numpy.ndarray]:
 class _TracedRun(NamedTuple):
     """What a run has found.
 
-    blocks   (name, BlockFigures, Counts of each pass) of each
+    blocks   (name, BlockFigures, Counts of each pass, bytes that each sends beside halos) of each
     events   of the Meter
     """
 
@@ -450,7 +493,7 @@ def _backward(number: int, inputs, outputs, used, work, watch: _Traffic) -> tupl
     kept = used[number + 1] - used[number]
     sizes = kept, held, meter.peak - used[number + 1], entered
     figures = numpy.array(passes)
-    flops, moved, sent = figures[:, :3].T.tolist()
-    whole = figures[:, 3:].astype(int).tolist()
+    flops, moved, halos, others = figures[:, :4].T.tolist()
+    whole = figures[:, 4:].astype(int).tolist()
     counts = tuple(starmap(Counts, whole))
-    return BlockFigures(*sizes, *flops, *moved, *sent), counts
+    return BlockFigures(*sizes, *flops, *moved, *halos), counts, others

@@ -9,6 +9,7 @@ NAMES = {
         "even_span flat_range_to_boxes merged_blocks minimum_for_stages policy_named tiles_exactly"
     ),
     "axes": "ORDER parallel_sizes",
+    "cuts": "divisors",
     "pictures": "draw_memory draw_mesh draw_policies",
     "policy": "WHOLE check_tree",
 }

@@ -1,6 +1,7 @@
 """Models of grids in plans: what was seen on small grids holds on others."""
 
 import types
+from math import prod
 
 import h5py
 import numpy
@@ -14,10 +15,12 @@ from shardkit.testing.plan import (
     SHARDKIT,
     RunLayout,
     block_bytes,
+    cuts_of,
     memory_of,
     read_cluster,
     read_run,
     search,
+    settings_of,
     step_cost,
     why_not,
 )
@@ -26,6 +29,7 @@ from shardkit.testing.task import described_on
 UNET = {"model.width": 8, "model.depth": 2}
 CASES = {
     "unet, 2-D": ("unet", (2, 80, 48), (1, 80, 48), UNET),
+    "large unet": ("unet", (2, 192, 128), (1, 192, 128), UNET),
     "unet, 3-D": ("unet", (1, 48, 40, 40), (1, 48, 40, 40), {**UNET, "model.depth": 3}),
     "fno": ("fno", (2, 80, 72), (1, 80, 72), {"model.width": 8, "model.modes": (8,)}),
     "resnet": ("resnet", (3, 96, 64), (4,), {"model.width": 8, "data.kind": "regression"}),
@@ -46,44 +50,107 @@ def planned(folder, name):
     return run, task_class(run.settings, described_on(x[1:], found))
 
 
-def kept_bytes(task, domain):
-    """Return what the arena of each rank has in use once a micro-batch of one went forward."""
+def cut_over(task, cut, run):
+    """Return run(model, x, loss, y, context, groups) of each rank of a grid of them, for a
+    micro-batch of one.
+    """
     x_shape, y_shape = task.described.x_shape, task.described.y_shape
     rng = numpy.random.default_rng(0)
     x, y = (rng.standard_normal((1, *each), "float32") for each in (x_shape, y_shape))
+    domain = prod(cut)
     models = [task.make_model().finish(0) for _ in range(domain)]
 
     def on_rank(backend):
         model = models[backend.rank]
-        loss, own, target, parts = task.loss or model.loss, x, y, None
+        loss, own, target, parts, lines = task.loss or model.loss, x, y, None, ()
         if domain > 1:
-            parts = SampleParts(model, backend, loss)
+            if len(cut) > 1:
+                lines = sk.Mesh(backend, domain=domain).grid("domain", cut)
+            parts = SampleParts(model, backend, loss, lines=lines)
             own, target, loss = parts.part_of_batch(x, y, loss)
         context = ForwardContext(training=True, parts=parts, num_samples=1)
-        with Meter().in_use() as meter, forward_context(context):
-            kept, last = [], own
-            for number, (_, block) in enumerate(model.blocks()):
-                kept += [Tensor(last, requires_grad=number > 0)]
-                kept += [block(kept[-1])]
-                last = kept[-1].array
-            kept[-1] = loss.total(kept[-1], target)
-            del last
-            return meter.used
+        with forward_context(context):
+            return run(model, own, target, loss, (backend, *lines))
 
     return sk.run_ranks(domain, on_rank)
 
 
-@pytest.mark.parametrize("domain", [1, 2, 4])
+def kept_bytes(model, x, y, loss, groups):
+    """Return what the arena of a rank has in use once a micro-batch went forward."""
+    with Meter().in_use() as meter:
+        kept, last = [], x
+        for number, (_, block) in enumerate(model.blocks()):
+            kept += [Tensor(last, requires_grad=number > 0)]
+            kept += [block(kept[-1])]
+            last = kept[-1].array
+        kept[-1] = loss.total(kept[-1], y)
+        del last
+        return meter.used
+
+
+def halo_bytes(model, x, y, loss, groups):
+    """Return the bytes of halos that a rank sends in a forward and a backward."""
+    counted = {id(each.traffic): each.traffic for each in groups}.values()
+    before = sum(each.by_verb.get("send", 0) for each in counted)
+    loss.total(model(Tensor(x)), y).backward()
+    return sum(each.by_verb.get("send", 0) for each in counted) - before
+
+
+def over(cut, **changes):
+    return RunLayout(
+        policy="ddp", domain=prod(cut), domain_grid=cut if len(cut) > 1 else None, **changes
+    )
+
+
+@pytest.mark.parametrize("cut", [(1,), (2,), (4,), (2, 2), (1, 3)], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_activations_of_a_size_that_was_not_run_are_kept_as_planned(tmp_path, name, domain):
+def test_activations_of_a_size_that_was_not_run_are_kept_as_planned(tmp_path, name, cut):
     run, task = planned(tmp_path, name)
-    layout = RunLayout(policy="ddp", domain=domain)
-    if why_not(layout, run.shape, SHARDKIT):
-        pytest.skip("too few rows")
-    others = layout.micro_batch, layout.edges
-    how = layout.items(run.shape), 1, "none", False, others
+    if why_not(over(cut), run.shape, SHARDKIT):
+        pytest.skip("too few rows, or no grid")
+    how = over(cut).share(run.shape), 1, "none", False
     kept = [block_bytes(run.shape, SHARDKIT, block, *how).kept for block in run.shape.blocks]
-    assert sum(kept) == pytest.approx(max(kept_bytes(task, domain)), rel=0.05)
+    assert sum(kept) == pytest.approx(max(cut_over(task, cut, kept_bytes)), rel=0.05)
+
+
+@pytest.mark.parametrize("cut", [(3,), (2, 2), (3, 2)], ids=str)
+def test_the_busiest_rank_sends_halos_of_as_many_bytes_as_planned(tmp_path, cut):
+    """But for the corners of halos along a second dim."""
+    run, task = planned(tmp_path, "large unet")
+    assert why_not(over(cut), run.shape, SHARDKIT) is None
+    points = over(cut).share(run.shape).edges * run.shape.row_points
+    edges = [run.shape.block(name).per_edge for name in run.shape.blocks]
+    of_point = sum(each.forward_sent + each.backward_sent + each.weight_sent for each in edges)
+    assert points * of_point == pytest.approx(max(cut_over(task, cut, halo_bytes)), rel=0.1)
+
+
+def test_what_cannot_be_cut_along_two_dims_is_refused_as_the_runtime_does(tmp_path):
+    run, _ = planned(tmp_path, "fno")
+    assert "cannot be cut along 2 dims" in why_not(over((2, 2)), run.shape, SHARDKIT)
+    run, _ = planned(tmp_path, "unet, 2-D")
+    assert "1 x 2 x 2 domain ranks" in why_not(over((1, 2, 2)), run.shape, SHARDKIT)
+    assert "48 columns of a grid are 12 deep" in why_not(over((1, 13)), run.shape, SHARDKIT)
+    wrong = RunLayout(policy="ddp", domain=6, domain_grid=(2, 2))
+    assert "2 x 2 domain ranks are not 6" in why_not(wrong, run.shape, SHARDKIT)
+
+
+def test_ranks_cut_two_dims_where_rows_are_too_few_for_all_and_the_settings_say_so(tmp_path):
+    run, _ = planned(tmp_path, "unet, 2-D")
+    shape = run.shape
+    assert why_not(over((24,)), shape, SHARDKIT) is not None
+    best = search(shape, SHARDKIT, read_cluster("cpu-node"), 24, 1).best.layout
+    assert best.domain == 24 and best.cut == (6, 4)  # 14 x 12 points
+    assert "domain 24" in str(best) and "domain grid: 6 x 4" in str(best)
+    settings = settings_of(best, shape, SHARDKIT)
+    assert settings["mesh.domain"] == 24 and settings["parallel.domain_grid"] == (6, 4)
+
+
+def test_of_all_cuts_of_two_dims_that_with_the_shortest_halos_is_looked_at(tmp_path):
+    run, _ = planned(tmp_path, "large unet")
+    row, square = cuts_of(run.shape, 16)
+    assert (row, square) == ((16,), (8, 2))  # of two columns each has one neighbor
+    found, *others = (over(cut).share(run.shape).edges for cut in (square, row, (4, 4), (2, 8)))
+    assert found < min(others)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,6 +18,7 @@ from shardkit.testing.plan import (
     MLPShape,
     ModelShape,
     RunLayout,
+    Share,
     block_bytes,
     memory_of,
 )
@@ -56,7 +57,7 @@ def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(
     """arXiv 2205.05198, table 2, in units of s b h bytes."""
     shape, tensor, micro_batch = ModelShape(96, 12288, 96, 51200, 2048), 8, 2
     kept = block_bytes(
-        shape, MEGATRON_SP, "layer", 2048 * micro_batch, tensor, recomputation, sequence
+        shape, MEGATRON_SP, "layer", Share(2048 * micro_batch), tensor, recomputation, sequence
     ).kept
     assert kept == 2048 * micro_batch * 12288 * formula(2048, 12288, 96, tensor)
 
@@ -107,7 +108,7 @@ def test_a_layer_keeps_what_its_tape_holds(changes):
     x = Tensor(numpy.ones((batch, 64, 96), "float32"), requires_grad=True)
     with forward_context(ForwardContext(training=True)):
         y = model.layers[0](x)
-    sizes = block_bytes(shape, SHARDKIT, "layer", batch * 64, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "layer", Share(batch * 64), 1, "none", False)
     assert held_bytes(y, parameters | {id(owner(y.array))}) == pytest.approx(sizes.kept, rel=0.01)
     later = backward_inputs(y, numpy.ones_like(y.array))
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
@@ -123,7 +124,7 @@ def test_a_head_keeps_what_its_tape_holds(batch, vocabulary, style):
     with forward_context(ForwardContext(training=True)), late_logits():
         total = model.loss.total(model.head(x), numpy.ones((batch, 64), int))
     parameters = {id(owner(p.array)) for p in model.parameters()}
-    sizes = block_bytes(shape, SHARDKIT, "head", batch * 64, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "head", Share(batch * 64), 1, "none", False)
     assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.01)
     later = backward_inputs(total)
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.01)
@@ -138,7 +139,7 @@ def test_a_dense_layer_keeps_what_its_tape_holds(activation, is_of_classes):
     with forward_context(ForwardContext(training=True)):
         x = Tensor(numpy.ones((batch, 32), "float32"), requires_grad=True)
         y = model.layers[1](x)
-    sizes = block_bytes(shape, SHARDKIT, "dense 1", batch, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "dense 1", Share(batch), 1, "none", False)
     assert held_bytes(y, parameters | {id(owner(y.array))}) == sizes.kept
     later = backward_inputs(y, numpy.ones_like(y.array))
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
@@ -146,7 +147,7 @@ def test_a_dense_layer_keeps_what_its_tape_holds(activation, is_of_classes):
     with forward_context(ForwardContext(training=True)):
         x = Tensor(numpy.ones((batch, 48), "float32"), requires_grad=True)
         total = model.loss.total(model.layers[2](x), target)
-    sizes = block_bytes(shape, SHARDKIT, "dense 2", batch, 1, "none", False)
+    sizes = block_bytes(shape, SHARDKIT, "dense 2", Share(batch), 1, "none", False)
     assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.02)
 
 

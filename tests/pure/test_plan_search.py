@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from published_runs import gpt
 
+from shardkit.testing.layout import divisors
 from shardkit.testing.plan import (
     MIXED,
     SHARDKIT,
     ModelShape,
     RunLayout,
     cluster_from,
-    divisors,
     memory_of,
     rank_memory,
     read_cluster,

@@ -38,7 +38,7 @@ def goes_by_blocks(logits: LateLogits) -> bool:
     )
 
 
-def are_worth_it(num_rows: int, width: int) -> bool:
+def are_worth_it(num_rows: float, width: int) -> bool:
     """Return True if blocks take less memory than logits of so many rows, and their gradient."""
     return num_rows >= 2 * width
 
