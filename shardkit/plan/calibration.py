@@ -11,6 +11,8 @@ steps, but for one step, which gives an efficiency that nothing checks.
 """
 
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from math import exp, log
 from pathlib import Path
 from statistics import mean, median
@@ -24,13 +26,15 @@ from .cost import step_cost
 from .layouts import RunLayout, why_not
 from .shape import Shape
 from .software import Software
-from .tables import ABOVE_0, COUNT, made
+from .tables import ABOVE_0, COUNT, Limit, list_of, made, tuples
 
 _OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _TURNS = 8  # of the search for an efficiency, each of which takes most of what is left of the error
 _MOST = 20.0  # times as efficient, or as inefficient
+_SPEED = "_per_second"
 _COUNTS = "pipeline data tensor virtual micro_batch micro_batches domain recomputed shard_ranks"
-_LIMITS = dict.fromkeys(_COUNTS.split(), COUNT)
+_GRID: Limit = partial(list_of, COUNT[0]), "a list of integers, at least 1"
+_LIMITS = dict.fromkeys(_COUNTS.split(), COUNT) | {"domain_grid": _GRID}
 Steps = dict[RunLayout, float]  # {layout: seconds of a step}
 
 
@@ -52,17 +56,27 @@ def measured_steps(path, shape: Shape) -> Steps:
     if not path.exists():
         raise InputError(f"cannot read measured steps {path}: there is no such file", path)
     records = read_metrics(path)
-    speed = f"{shape.words[1]}_per_second"
-    speeds = [record[speed] for record in records if is_number(record.get(speed), above=0)]
     steps = _steps([record for record in records if "layout" in record], path)
+    unit, speeds = _speeds(records)
     if speeds and not steps:
         with understood(path.parent):
             layout = _layout_of_run(path.parent, shape)
-        items = layout.batch * shape.sequence_length
-        steps = {layout: items / median(speeds[1:] or speeds)}  # the first has a start in it
+        of_sample = shape.sequence_length if unit == shape.words[1] else 1  # tokens, else samples
+        count = layout.batch * of_sample
+        steps = {layout: count / median(speeds[1:] or speeds)}  # the first has a start in it
     if not steps:
-        raise ConfigurationError(f"{path} has no step with seconds and layout, and no {speed}")
+        raise ConfigurationError(f"{path} has no step with seconds and layout, and no speed")
     return steps
+
+
+def _speeds(records: list[dict]) -> tuple[str, list[float]]:
+    """Return what a run counted, and how many a second it reported each time."""
+    found: dict[str, list[float]] = {}
+    for key, value in chain.from_iterable(map(dict.items, records)):
+        if key.endswith(_SPEED) and is_number(value, above=0):
+            found.setdefault(key, []).append(value)
+    key, speeds = next(iter(found.items()), (_SPEED, []))
+    return key.removesuffix(_SPEED), speeds
 
 
 def _steps(records: list[dict], path: Path) -> Steps:
@@ -71,7 +85,7 @@ def _steps(records: list[dict], path: Path) -> Steps:
         took: Any = record.get("seconds")
         require(is_number(took, above=0), f"{path}: seconds", took, ABOVE_0[1])
         given = wanted(record["layout"], dict, path, "layout").items()
-        said = {name: value for name, value in given if value is not None}
+        said = tuples({name: value for name, value in given if value is not None})
         seconds.setdefault(made(RunLayout, said, str(path), _LIMITS), []).append(took)
     return {layout: median(each) for layout, each in seconds.items()}
 
@@ -93,8 +107,10 @@ def _layout_of_run(folder: Path, shape: Shape) -> RunLayout:
         f"a run of the model that is planned, with {shape.parameter_count}",
     )
     parallel = settings["parallel"]
+    grid = parallel.get("domain_grid")  # runs of earlier versions had none
     return RunLayout(
         **ranks["mesh"],
+        domain_grid=tuple(grid) if grid else None,
         **{key: parallel[key] for key in ("policy", "schedule", "shard_ranks")},
         virtual=parallel["virtual_stages"] or 1,
         micro_batch=settings["batch"]["micro_batch"],

@@ -151,14 +151,14 @@ def _software_problem(layout, software) -> str | None:
 
 
 def _domain_problem(layout, shape, software) -> str | None:
+    if prod(layout.cut) != layout.domain:
+        return f"{by(layout.cut)} domain ranks are not {layout.domain}"
     if layout.domain == 1:
         return None
     if not software.cuts_samples:
         return f"{software.name} shares no samples between ranks"
     if layout.is_sequence_parallel:
         return "samples are not shared under sequence parallelism"
-    if prod(layout.cut) != layout.domain:
-        return f"{by(layout.cut)} domain ranks are not {layout.domain}"
     return shape.why_not_shared(layout.cut)
 
 

@@ -1,6 +1,8 @@
 """Models of grids in plans: what was seen on small grids holds on others."""
 
+import json
 import types
+from dataclasses import replace
 from math import prod
 
 import h5py
@@ -16,6 +18,7 @@ from shardkit.testing.plan import (
     RunLayout,
     block_bytes,
     cuts_of,
+    measured_steps,
     memory_of,
     read_cluster,
     read_run,
@@ -130,8 +133,39 @@ def test_what_cannot_be_cut_along_two_dims_is_refused_as_the_runtime_does(tmp_pa
     run, _ = planned(tmp_path, "unet, 2-D")
     assert "1 x 2 x 2 domain ranks" in why_not(over((1, 2, 2)), run.shape, SHARDKIT)
     assert "48 columns of a grid are 12 deep" in why_not(over((1, 13)), run.shape, SHARDKIT)
-    wrong = RunLayout(policy="ddp", domain=6, domain_grid=(2, 2))
-    assert "2 x 2 domain ranks are not 6" in why_not(wrong, run.shape, SHARDKIT)
+    for domain in (1, 6):
+        wrong = RunLayout(policy="ddp", domain=domain, domain_grid=(2, 2))
+        assert f"2 x 2 domain ranks are not {domain}" in why_not(wrong, run.shape, SHARDKIT)
+
+
+def test_a_measured_step_may_be_of_a_grid_of_ranks(tmp_path):
+    run, _ = planned(tmp_path, "unet, 2-D")
+    step = {
+        "step": 1,
+        "seconds": 0.5,
+        "layout": {"policy": "ddp", "domain": 4, "domain_grid": [2, 2]},
+    }
+    (tmp_path / "steps.jsonl").write_text(json.dumps(step))
+    assert measured_steps(tmp_path / "steps.jsonl", run.shape) == {over((2, 2)): 0.5}
+    step["layout"]["domain_grid"] = "2 x 2"
+    (tmp_path / "steps.jsonl").write_text(json.dumps(step))
+    with pytest.raises(sk.ConfigurationError, match="domain_grid = '2 x 2'; wanted a list"):
+        measured_steps(tmp_path / "steps.jsonl", run.shape)
+
+
+@pytest.mark.parametrize("grid", [[2, 2], None])
+def test_a_run_says_the_grid_of_its_ranks(tmp_path, grid):
+    run, _ = planned(tmp_path, "unet, 2-D")
+    parallel = dict(policy="ddp", schedule="gpipe", shard_ranks=None, domain_grid=grid)
+    parallel |= dict(virtual_stages=None, activation_checkpointing=False, sequence_parallel=False)
+    settings = {"model": {}, "parallel": parallel, "batch": {"micro_batch": 1}}
+    mesh = {"pipeline": 1, "data": 1, "domain": 4, "tensor": 1}
+    ranks = {"mesh": mesh, "micro_batches": 1, "parameter_count": run.shape.parameter_count}
+    for name, found in (("configuration", settings), ("ranks", ranks)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "rows_per_second": 2}))
+    found = measured_steps(tmp_path / "metrics.jsonl", run.shape)
+    assert found == {replace(over((2, 2) if grid else (4,)), schedule="gpipe"): 0.5}
 
 
 def test_ranks_cut_two_dims_where_rows_are_too_few_for_all_and_the_settings_say_so(tmp_path):
