@@ -18,6 +18,8 @@ pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
     "values": -3,
+    "forks": -3,
+    "scoped": -3,
     "errors": -2,
     "annotations": -2,
     "public": -2,
