@@ -58,7 +58,7 @@ DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
     "scipy": ("array/fourier.py",),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
+    "h5py": ("checkpoint/format/hdf5.py",),
     "xxhash": ("checkpoint/format/files.py",),
     "pyarrow": ("data/arrow.py",),
     "optuna": ("ensemble/asking.py",),

@@ -23,7 +23,7 @@ import numpy
 
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError, ShardingError
-from ...layout.cuts import even_span
+from ...layout.cuts import even_runs, even_span
 from ...nn.module import Module, check_input_of
 from .slab_group import SlabGroup
 from .spans import Table, even_spans
@@ -160,8 +160,7 @@ class DomainAxis:
 
     def spans(self, length: int) -> tuple[tuple[int, int], ...]:
         """Return each rank's [start, stop) of `length`."""
-        num_ranks = self.group.world_size
-        return tuple([even_span(length, num_ranks, rank) for rank in range(num_ranks)])
+        return tuple(even_runs(length, self.group.world_size))
 
     def spans_of_output(self, length: int, before: int, path: str | None):
         """Return each rank's [start, stop) of a layer's output.
