@@ -24,7 +24,7 @@ from . import checks, objects
 from .channel import Channel, NotedCalls
 from .life import Lifetime
 from .staging import Staging
-from .under_way import check_alive, check_not_forked
+from .under_way import check_alive
 from .verbs import Verbs
 from .watch.ledger import Ledger
 from .watch.progress import Awaited, Progress, UnderWay
@@ -126,8 +126,6 @@ class CommunicationBackend(Verbs, Lifetime):
         under_way
             Context manager around verbs, from now on; None: as before.
         """
-        if channel is not None:
-            check_not_forked(self, "initialize()")
         self.noted.close()
         self.channel = channel
         self.noted = NotedCalls() if channel is None else channel.noted_calls(self)

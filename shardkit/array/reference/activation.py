@@ -109,7 +109,7 @@ def softmax(x, dim=-1, out=None):
         return out
     xp.subtract(x, x.max(axis=dim, keepdims=True), out=out)
     xp.exp(out, out=out)
-    out /= total_along(out, dim, True)
+    out /= total_along(out, dim)
     return out
 
 
@@ -117,7 +117,7 @@ def softmax(x, dim=-1, out=None):
 def softmax_backward(gradient, y, dim=-1, out=None):
     """Return y (gradient - sum of gradient y over dim), for gradient and y = softmax [...]."""
     product = gradient * y
-    product -= y * total_along(product, dim, True)
+    product -= y * total_along(product, dim)
     return into(out, product)
 
 

@@ -174,7 +174,7 @@ class SampleParts:
         assert inside is not None
         return inside
 
-    def forms_of(self, what: str, x: Any) -> list:
+    def forms_of(self, x: Any) -> list:
         """Return arrays that a model must take if it is to take x: of a slab one of the shape of
         whole samples, without their memory, and numbers of tokens as they are.
 
@@ -182,7 +182,7 @@ class SampleParts:
         """
         if not isinstance(x, Rows):
             return [x]
-        rows = self._rows(what, x, self._axis.dim)
+        rows = self._rows("x", x, self._axis.dim)
         one = [slice(0, 1)] * len(x.cuts)
         first = rows[(*[slice(None)] * x.dim, *one)]
         whole = numpy.broadcast_to(first, x.shape)

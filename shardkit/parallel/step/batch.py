@@ -241,7 +241,7 @@ class Batches:
 
     def _check_input(self, x) -> None:
         """Errors: ShapeError unless the model takes x, of which this rank may have a slab."""
-        for form in [x] if self._samples is None else self._samples.forms_of("x", x):
+        for form in [x] if self._samples is None else self._samples.forms_of(x):
             check_input_of(self._model, form)
 
     def _checked_samples(self, criterion: Loss, x, y):
