@@ -327,6 +327,11 @@ def _toml(value) -> str:
     return json.dumps(plain(value), ensure_ascii=True).replace("\x7f", "\\u007f")
 
 
+def value_text(value) -> str:
+    """Return a value for a message, as a file of settings has it: a list, not a tuple."""
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
 def read_toml(path) -> dict[str, Any]:
     """Return the settings of the file as {"section.key": value}. Errors: ConfigurationError."""
     try:

@@ -15,47 +15,22 @@ step gives back everything that it took, so after the first step, whose segments
 operating system is not asked again. Small arrays are left to NumPy, which keeps them in the cache.
 """
 
-import functools
 import mmap
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
-from typing import Any
 
 import numpy
+
+from ..scoped import Scoped
 
 ALIGNMENT_BYTES = 64  # one cache line, and the widest vector register in use
 SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
 GONE = -1  # in place of the bytes of an array
 _GROWTH = 8  # a new segment is at least this fraction of what there is
-
-
-class Scoped:
-    """Inside, a variable has this value; also a decorator. contextlib would take twice as long."""
-
-    __slots__ = ("_token", "_value", "_variable")
-
-    def __init__(self, variable: ContextVar, value: Any):
-        self._variable, self._value = variable, value
-
-    def __enter__(self) -> None:
-        self._token = self._variable.set(self._value)
-
-    def __exit__(self, *error: object) -> None:
-        self._variable.reset(self._token)
-
-    def __call__(self, function: Callable) -> Callable:
-        @functools.wraps(function)
-        def inside(*args, **kwargs):
-            with Scoped(self._variable, self._value):
-                return function(*args, **kwargs)
-
-        return inside
-
 
 _current: ContextVar["Arena | Meter | None"] = ContextVar(
     "shardkit_arena", default=None
@@ -88,14 +63,9 @@ class Meter:
         self.events: list[tuple[int, int]] = []
         self._num_arrays = 0
 
-    @contextmanager
-    def in_use(self):
+    def in_use(self) -> Scoped:
         """Inside, arrays that `empty` makes in this thread are counted."""
-        token = _current.set(self)
-        try:
-            yield self
-        finally:
-            _current.reset(token)
+        return Scoped(_current, self)
 
     def empty(self, shape, dtype):
         """Return an array of this shape, contents undefined."""

@@ -197,9 +197,9 @@ def total(x, dims: tuple[int, ...], keepdims: bool = False, dtype=None, out=None
     return out
 
 
-def total_along(x, dim: int, keepdims: bool = False):
-    """Return the total over one dim, which may be counted from the end."""
-    return total(x, (dim % x.ndim,), keepdims)
+def total_along(x, dim: int):
+    """Return the total over one dim, which may be counted from the end, and stays."""
+    return total(x, (dim % x.ndim,), True)
 
 
 def _adds_many_rows(x, dims) -> bool:

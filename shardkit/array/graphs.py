@@ -20,6 +20,7 @@ from contextvars import ContextVar
 import numpy
 
 from ..errors import DeviceMemoryError, ShardingError
+from ..scoped import Scoped
 
 _recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # of this thread
 
@@ -152,9 +153,8 @@ class GraphRecorder:
         """Return the result of compute(), without contents yet; None if it cannot be captured."""
         stream = self._memory.stream
         result = None
-        token = _recorder.set(self)
         try:
-            with stream, self._memory.in_use():
+            with Scoped(_recorder, self), stream, self._memory.in_use():
                 stream.begin_capture()
                 try:
                     result = compute()
@@ -166,8 +166,6 @@ class GraphRecorder:
                 self.calls.graph = stream.end_capture()
         except Exception as error:  # of the capture: the same work has just been done uncaptured
             self.refuse(f"{type(error).__name__}: {error}")
-        finally:
-            _recorder.reset(token)
         return result
 
     def refuse(self, reason: str) -> None:

@@ -11,7 +11,6 @@ listeners hear what is loaded or compiled, and when that is done.
 """
 
 import atexit
-import os
 import threading
 import time
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from weakref import WeakSet
 
 from ..environment import launcher
 from ..files.notes import tell
+from ..forks import is_of_parent, own
 from ..plain import counted
 
 QUIET_SECONDS = 3.0  # without a loop that is compiled: then all are
@@ -94,7 +94,6 @@ class Announcement:
     def __init__(self):
         self._lock = threading.Lock()
         self._has_said, self._number, self._seconds = False, 0, 0.0
-        self._process = 0  # that has said it: one that is forked from it says no more
         self._timer = threading.Timer(QUIET_SECONDS, self.conclude)
 
     def begin(self, reason: str) -> None:
@@ -105,7 +104,7 @@ class Announcement:
             if not self._has_said and not launcher().rank:
                 tell(f"compiling kernels for this kind of CPU, once; later starts read them{why}")
                 atexit.register(self.conclude)
-                self._process = os.getpid()
+                own(self)  # a process that is forked from this one says no more
             self._has_said = True
 
     def end(self, seconds: float) -> None:
@@ -124,7 +123,7 @@ class Announcement:
         with self._lock:
             number, seconds = self._number, self._seconds
             self._number, self._seconds = 0, 0.0
-        if number and self._process == os.getpid():
+        if number and not is_of_parent(self):
             tell(f"compiled {counted(number, 'kernel')} in {seconds:.1f} s")
 
 

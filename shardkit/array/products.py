@@ -17,8 +17,9 @@ from contextvars import ContextVar
 
 import numpy
 
+from ..scoped import Scoped
 from . import cublas, cublaslt
-from .arena import Scoped, empty, is_arena_in_use
+from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
 from .blas.own import numpys_own

@@ -62,13 +62,9 @@ def await_event(event, watched_by: WaitWatch | None = None) -> None:
     event.synchronize()
 
 
-def await_stream(cuda, stream=None) -> None:
-    """Wait until all that was put on the stream is done.
-
-    cuda     CuPy's module of that name
-    stream   of CuPy; None: the current one
-    """
-    stream = cuda.get_current_stream() if stream is None else stream
+def await_stream(cuda) -> None:
+    """Wait until all that was put on the current stream of CuPy is done; cuda: its module."""
+    stream = cuda.get_current_stream()
     _clear(cuda, stream.ptr)
     stream.synchronize()
 

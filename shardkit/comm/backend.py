@@ -19,7 +19,8 @@ from typing import Any
 
 from ..annotations import Array, DTypeLike, FilePath
 from ..files.notes import tell
-from . import checks, forks, objects
+from ..forks import disown, own
+from . import checks, objects
 from .channel import Channel, NotedCalls
 from .life import Lifetime
 from .staging import Staging
@@ -129,8 +130,10 @@ class CommunicationBackend(Verbs, Lifetime):
         self.channel = channel
         self.noted = NotedCalls() if channel is None else channel.noted_calls(self)
         self.under_way = self.under_way if under_way is None else under_way
-        if channel is not None and self.world_size > 1:
-            forks.note(self)
+        if channel is None:
+            disown(self)
+        elif self.world_size > 1:
+            own(self, _close_channel)
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
         """Return the group of the ranks that gave the same color, ordered by (key, rank).
@@ -348,3 +351,7 @@ class CommunicationBackend(Verbs, Lifetime):
             values, num_bytes = objects.all_gather(self.channel, value)
             self.traffic.add("all_gather_object", (self.world_size - 1) * num_bytes)
             return values
+
+
+def _close_channel(backend: CommunicationBackend) -> None:
+    backend.use(None)

@@ -142,7 +142,6 @@ class ReservoirBuffer(SampleBuffer):
     def __init__(self, *memory):
         super().__init__(*memory)
         self._kept: list[tuple[float, int, int]] = []  # key, number, slot: a heap
-        self._slots: list[int] = []  # by number
 
     def make_room(self):
         _, _, slot = heapq.heappop(self._kept)

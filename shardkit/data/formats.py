@@ -108,7 +108,7 @@ class _NanoGPT(TokenFormat):
                 f"{path} does not say whether its tokens are uint16 or uint32, and there is no "
                 "meta.pkl beside it; give data.token_dtype"
             )
-        return _plain_segment(path, numpy.dtype(dtype).newbyteorder("<"), 0)
+        return _plain_segment(path, numpy.dtype(dtype).newbyteorder("<"))
 
     def vocabulary_size(self, path):
         return (_nanogpt_meta(path) or {}).get("vocab_size")
@@ -224,14 +224,14 @@ def format_of(path: Path, settings: TextData) -> str:
     return "tokens" if is_token_file(path) else "text"
 
 
-def _plain_segment(path: Path, dtype: numpy.dtype, at: int) -> Segment:
-    num_bytes = size_of(path, error=CorpusError) - at
+def _plain_segment(path: Path, dtype: numpy.dtype) -> Segment:
+    num_bytes = size_of(path, error=CorpusError)
     if num_bytes == 0 or num_bytes % dtype.itemsize:
         raise CorpusError(
             f"{path} has {num_bytes:,} bytes of tokens; wanted a multiple of {dtype.itemsize}, the "
             f"bytes of {dtype.name}, and not none"
         )
-    return Segment.marked(dtype, at, num_bytes // dtype.itemsize, path)
+    return Segment.marked(dtype, 0, num_bytes // dtype.itemsize, path)
 
 
 # ---- nanoGPT -------------------------------------------------------------------------------------

@@ -11,22 +11,15 @@ over. A dataset is read where its values lie in the file, and its shape fits wha
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 
 from ..annotations import Shape
-from ..checkpoint.format.hdf5 import LIBRARY_VERSIONS, contiguous
+from ..checkpoint.format.hdf5 import LIBRARY_VERSIONS, contiguous, h5py
 from ..errors import FileError, InputError
 from ..files.reading import library, size_of
 from ..files.writing import open_new
-from ..public import LateModule
 from .hdf5_headers import Headers, VirtualMessages
-
-if TYPE_CHECKING:
-    import h5py
-else:
-    h5py = LateModule("h5py")
 
 _MOST_DEPTH = 64  # of groups in groups
 _MOST_OBJECTS = 1 << 20

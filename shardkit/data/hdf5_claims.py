@@ -12,19 +12,13 @@ the user has set HDF5_PLUGIN_PATH, and never because a file asks for it.
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 
+from ..checkpoint.format.hdf5 import h5py
 from ..environment import has_hdf5_plugins
 from ..errors import InputError
 from ..files.reading import checked_bytes, is_plain, library, size_of
-from ..public import LateModule
-
-if TYPE_CHECKING:
-    import h5py
-else:
-    h5py = LateModule("h5py")
 
 _FILTERS = "DEFLATE", "SHUFFLE", "FLETCHER32", "SZIP", "NBIT", "SCALEOFFSET", "LZF"
 _MOST_CHUNK = 1 << 28  # bytes, as the library holds a chunk whole

@@ -58,7 +58,7 @@ class Headers:
         layout = found.get(_LAYOUT, b"")
         if len(found) != 3 or len(layout) < 14:
             raise ValueError("its shape, type or layout is not there")
-        mapping = self._heap_object(_number(layout, 2, 8), _number(layout, 10, 4))
+        mapping = self._heap_object(number_at(layout, 2, 8), number_at(layout, 10, 4))
         return VirtualMessages(found[_SPACE], found[_TYPE], mapping)
 
     def check_attributes(self, address: int) -> None:
@@ -84,10 +84,10 @@ class Headers:
             flags = head[5]
             at = 6 + (16 if flags & _FLAG_TIMES else 0) + (4 if flags & _FLAG_PHASES else 0)
             width = 1 << (flags & 3)
-            parts = [(address + at + width, _number(head, at, width))]
+            parts = [(address + at + width, number_at(head, at, width))]
             shape = 4 + (2 if flags & _FLAG_ORDERED else 0)
         else:
-            parts = [(address + 16, _number(head, 8, 4))]
+            parts = [(address + 16, number_at(head, 8, 4))]
             shape = 8
         for number, (start, length) in enumerate(parts):
             if number > _MOST_PARTS:
@@ -97,19 +97,19 @@ class Headers:
                 if kind in (_LAYOUT, _ATTRIBUTE) and flags & _FLAG_SHARED:
                     raise ValueError("the layout or an attribute of an object is elsewhere")
                 if kind == _CONTINUATION:
-                    at, size = _number(message, 0, 8), _number(message, 8, 8)
+                    at, size = number_at(message, 0, 8), number_at(message, 8, 8)
                     parts.append((at + 4, size - 8) if is_new else (at, size))
                 yield kind, flags, message
 
     def _heap_object(self, address: int, index: int) -> bytes:
         """Return an object of a heap, whose objects must follow each other to its end."""
         head = self._read(address, 16)
-        size = _number(head, 8, 8)
+        size = number_at(head, 8, 8)
         content = self._read(address, size)
         at, found = 16, {}
         is_whole = head[:5] == b"GCOL\x01" and len(content) == size
         while is_whole and at + 16 <= size:
-            number, num_bytes = _number(content, at, 2), _number(content, at + 8, 8)
+            number, num_bytes = number_at(content, at, 2), number_at(content, at + 8, 8)
             step = 16 + num_bytes + -num_bytes % 8 if number else num_bytes
             is_whole = 16 <= step <= size - at
             found[number] = content[at + 16 : at + 16 + num_bytes]
@@ -119,7 +119,8 @@ class Headers:
         return found[index]
 
 
-def _number(content: bytes, at: int, size: int) -> int:
+def number_at(content: bytes, at: int, size: int) -> int:
+    """Return the number of so many bytes at this place."""
     return int.from_bytes(content[at : at + size], "little")
 
 
@@ -130,7 +131,7 @@ def _cut(content: bytes, shape: int, is_new: bool) -> Iterator[tuple[int, int, b
     """
     at, width = 0, 1 if is_new else 2
     while at + shape <= len(content):
-        kind, size = _number(content, at, width), _number(content, at + width, 2)
+        kind, size = number_at(content, at, width), number_at(content, at + width, 2)
         yield kind, content[at + width + 2], content[at + shape : at + shape + size]
         at += shape + size
 
@@ -145,7 +146,7 @@ def _heap_of_attribute(content: bytes) -> tuple[int, int] | None:
     """Return (address of a heap, number in it) if an attribute is one text of any length."""
     if content[0] > 1 and content[1] & 3:
         raise ValueError("the type of an attribute is elsewhere")
-    version, name, kind, space = content[0], *(_number(content, at, 2) for at in (2, 4, 6))
+    version, name, kind, space = content[0], *(number_at(content, at, 2) for at in (2, 4, 6))
     step = 8 if version == 1 else 1
     at = 8 if version < 3 else 9
     at += name + -name % step
@@ -153,4 +154,4 @@ def _heap_of_attribute(content: bytes) -> tuple[int, int] | None:
     at += kind + -kind % step + space + -space % step
     if not is_variable or len(content) < at + 16:
         return None
-    return _number(content, at + 4, 8), _number(content, at + 12, 4)
+    return number_at(content, at + 4, 8), number_at(content, at + 12, 4)

@@ -13,6 +13,7 @@ from math import prod
 
 from ..annotations import Shape
 from ..files.reading import MOST_DIMS
+from .hdf5_headers import number_at
 
 _HYPERSLAB, _ALL = 2, 3  # selections
 _WORD = 0xFFFFFFFF
@@ -42,7 +43,7 @@ def shape_of(message: bytes) -> Shape:
     at = {1: 8, 2: 4}.get(version)
     if at is None or not 0 < rank <= MOST_DIMS or len(message) < at + 8 * rank:
         raise ValueError(f"a dataspace of version {version} has {rank} dims")
-    return tuple(_number(message, at + 8 * dim, 8) for dim in range(rank))
+    return tuple(number_at(message, at + 8 * dim, 8) for dim in range(rank))
 
 
 def sources_of(block: bytes, shape: Shape) -> list[Source]:
@@ -52,9 +53,9 @@ def sources_of(block: bytes, shape: Shape) -> list[Source]:
     """
     if len(block) < 13 or block[0] != 0:
         raise ValueError("its mapping is of a version that is not read")
-    if lookup3(block[:-4]) != _number(block, len(block) - 4, 4):
+    if lookup3(block[:-4]) != number_at(block, len(block) - 4, 4):
         raise ValueError("the checksum of its mapping is wrong")
-    entries = _number(block, 1, 8)
+    entries = number_at(block, 1, 8)
     if entries > min(_MOST_ENTRIES, len(block)):
         raise ValueError(f"its mapping has {entries:,} entries")
     reader = _Reader(block[9:-4])
@@ -92,7 +93,7 @@ class _Reader:
         if self.at + width > len(self.content):
             raise ValueError("its mapping is cut short")
         self.at += width
-        return _number(self.content, self.at - width, width)
+        return number_at(self.content, self.at - width, width)
 
     def selection(self) -> Box | None:
         """Return the box that is selected; None: all."""
@@ -207,7 +208,7 @@ def lookup3(content: bytes) -> int:
 
 
 def _added(a: int, b: int, c: int, content: bytes) -> tuple[int, int, int]:
-    first, second, third = (_number(content, at, 4) for at in (0, 4, 8))
+    first, second, third = (number_at(content, at, 4) for at in (0, 4, 8))
     return a + first & _WORD, b + second & _WORD, c + third & _WORD
 
 
@@ -228,7 +229,3 @@ def _ended(a: int, b: int, c: int) -> int:
 
 def _turned(word: int, amount: int) -> int:
     return (word << amount | word >> 32 - amount) & _WORD
-
-
-def _number(content: bytes, at: int, size: int) -> int:
-    return int.from_bytes(content[at : at + size], "little")

@@ -33,6 +33,11 @@ def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
     return start, start + each + (part < rest)
 
 
+def even_runs(length: int, num_parts: int) -> list[tuple[int, int]]:
+    """Return the runs [start, stop) of all parts: even_span of each."""
+    return [even_span(length, num_parts, part) for part in range(num_parts)]
+
+
 def run_of_spans(length: int, num_parts: int, first: int, count: int) -> tuple[int, int]:
     """Return the run [start, stop) of `length` that so many parts from the first on are."""
     start, _ = even_span(length, num_parts, first)

@@ -4,22 +4,17 @@ with at_most(200):
     GPT(**configuration)        ConfigurationError at the 201st parameter or buffer
 """
 
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..errors import ConfigurationError
+from ..scoped import Scoped
 
 _LEFT: ContextVar[list[int] | None] = ContextVar("parameters and buffers left", default=None)
 
 
-@contextmanager
-def at_most(number: int):
+def at_most(number: int) -> Scoped:
     """Let so many parameters and buffers be made inside, and refuse the next."""
-    token = _LEFT.set([number])
-    try:
-        yield
-    finally:
-        _LEFT.reset(token)
+    return Scoped(_LEFT, [number])
 
 
 def count_one() -> None:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..array.arena import Scoped
+from ..scoped import Scoped
 
 MARKED_BELOW = -(1 << 30)  # numbers of tokens that begin a text; other negative ones are mistakes
 

@@ -17,10 +17,10 @@ from typing import Any
 from ..annotations import Shape
 from ..arguments import is_number, require
 from ..array import fresh, halves
-from ..array.arena import Scoped
 from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
+from ..scoped import Scoped
 from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of, constant_of, wants_gradient
 from .doors import as_tensor

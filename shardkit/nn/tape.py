@@ -13,8 +13,6 @@ same in every run, so gradients that meet are always added in the same order, wi
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from heapq import heappop, heappush
@@ -23,8 +21,8 @@ from typing import NamedTuple
 import numpy
 
 from ..array import fresh
-from ..array.arena import Scoped
 from ..errors import AutogradError, ShapeError
+from ..scoped import Scoped
 
 # Per thread: ranks may be threads.
 _grad_enabled = ContextVar("shardkit_grad_enabled", default=True)
@@ -41,17 +39,12 @@ def no_grad() -> Scoped:
     return Scoped(_grad_enabled, False)
 
 
-@contextmanager
-def enable_grad() -> Iterator[None]:
+def enable_grad() -> Scoped:
     """Record inside the block, though it stands inside no_grad(); also a decorator.
 
     For a forward pass that needs derivatives of its own (derivative.py), in prediction too.
     """
-    token = _grad_enabled.set(True)
-    try:
-        yield
-    finally:
-        _grad_enabled.reset(token)
+    return Scoped(_grad_enabled, True)
 
 
 class VersionCounter:

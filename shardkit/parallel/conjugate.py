@@ -12,7 +12,6 @@ Over the ranks of an axis a tensor is in one of two states:
     reduce_from_region    all-reduce        identity          own (terms) -> whole
     all_gather            all-gather        reduce-scatter    own (slices) -> own (uses)
     reduce_scatter        reduce-scatter    all-gather        own (terms) -> own (slices)
-    split_to_region       take own slice    all-gather        whole -> own (slices)
     gather_from_region    all-gather        take own slice    own (slices) -> whole
     all_reduce            all-reduce        all-reduce        own (terms) -> own (uses)
 
@@ -29,7 +28,7 @@ from ..array.arena import empty
 from ..array.backend import is_device_array, xp_of
 from ..comm.backend import CommunicationBackend
 from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ..layout.cuts import even_span
+from ..layout.cuts import even_runs, even_span
 from ..nn.autograd import Tensor, record_unary
 
 
@@ -83,16 +82,6 @@ def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     return record_unary(own, x, lambda gradient: gathered(gradient, group, dim, length))
 
 
-def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
-    """Return this rank's slice along dim of x, whole; backward gathers the slices of the gradient.
-
-    Collective over `group` in backward.
-    """
-    length = x.shape[dim]
-    own = _own_slice(x.array, group, dim)
-    return record_unary(own, x, lambda g: gathered(g, group, dim, length), view_of=x)
-
-
 def gather_from_region(
     x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
 ) -> Tensor:
@@ -128,7 +117,7 @@ def gathered(array: Any, group: CommunicationBackend, dim: int, length: int | No
     xp = xp_of(array)
     own = fresh.contiguous(xp.moveaxis(array, dim, 0))  # [own, ...rest]
     length = own.shape[0] * group.world_size if length is None else length
-    spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
+    spans = even_runs(length, group.world_size)
     whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
     counts = [(stop - start) * row for start, stop in spans]
@@ -144,7 +133,7 @@ def _scattered(array, group, dim):
     xp = xp_of(array)
     num_ranks = group.world_size
     front = xp.moveaxis(array, dim, 0)  # [length, ...rest]
-    spans = [even_span(front.shape[0], num_ranks, rank) for rank in range(num_ranks)]
+    spans = even_runs(front.shape[0], num_ranks)
     longest = spans[0][1]
     buffer = fresh.zeros((num_ranks, longest, *front.shape[1:]), array.dtype, xp)
     for part, (start, stop) in zip(buffer, spans):

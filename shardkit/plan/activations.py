@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 
 from ..nn.late import MANY_CLASSES
-from ..nn.ops.blocks import ROWS_OF_BLOCK, are_worth_it
+from ..nn.ops.blocks import ROWS_OF_BLOCK, are_worth_it, suit_blocks
 from .layouts import RunLayout
 from .model import ModelShape
 from .shape import Shape, Share
@@ -132,7 +132,7 @@ def held_share(shape: Shape, software: Software, share: Share) -> float:
 def _(shape: ModelShape, software: Software) -> dict:
     if not software.splits_backward:
         return _of_megatron(shape, software)
-    is_large = shape.vocabulary >= MANY_CLASSES and software.dtype != "float16"
+    is_large = shape.vocabulary >= MANY_CLASSES and suit_blocks(software.dtype)
     return _of_tape(shape) | (_of_blocks(shape) if is_large else {})
 
 

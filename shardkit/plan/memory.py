@@ -5,7 +5,7 @@ gathered for a moment, and activations.
     memory.total, memory.activations
 
 For shardkit the parts are those that its allocator accounts for, with padding and pools: see the
-units in parallel/data/unit.py and the sums in parallel/data/gradient_sum.py. For other programs
+units in parallel/data/unit.py and the sums in parallel/data/gradients.py. For other programs
 they follow the formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
 
@@ -208,7 +208,7 @@ def whole_gradients(
     tree.
 
     After i micro-batches a unit holds one partial sum for each 1 among the binary digits of i, and
-    one more while the next is computed (parallel/data/gradient_sum.py).
+    one more while the next is computed (parallel/data/gradients.py).
     stages       elements of the units of each stage of this rank, in the order of the model
     keeps_whole  until the end of the step; else a unit's sum is freed once it is reduced
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, singledispatch
 from math import prod
 
-from ..layout.cuts import even_span
+from ..layout.cuts import even_runs
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
@@ -332,8 +332,7 @@ def _around_ring(shape: ModelShape, tensor: int, domain: int, rank: int) -> tupl
     It changes the second half of its tokens for that of one other rank, and changes results back.
     Backward the gradient of each block passes it, its own too.
     """
-    spans = [even_span(shape.sequence_length, domain, each) for each in range(domain)]
-    lengths = [stop - start for start, stop in spans]
+    lengths = [stop - start for start, stop in even_runs(shape.sequence_length, domain)]
     pairs = [(mine + 1) // 2 + other // 2 for mine, other in zip(lengths, reversed(lengths))]
     travelling = [(lengths[0] + 1) // 2, *pairs[1:]]  # no other rank sees the last tokens
     all_around = sum(travelling)

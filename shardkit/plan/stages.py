@@ -8,7 +8,7 @@ stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("l
 from functools import lru_cache
 from itertools import accumulate
 
-from ..layout.cuts import balanced_stages, even_span, merged_blocks
+from ..layout.cuts import balanced_stages, even_runs, merged_blocks
 from ..schedule.catalog import ORDERS
 from .shape import Shape
 from .software import Software
@@ -48,8 +48,7 @@ def _evenly(shape: Shape, num_stages: int) -> tuple[StageUnits, ...] | None:
     if shape.layers % num_stages == 0:
         counts = [shape.layers // num_stages] * num_stages
     elif shape.layers + 2 >= num_stages:
-        spans = [even_span(shape.layers + 2, num_stages, stage) for stage in range(num_stages)]
-        counts = [stop - start for start, stop in spans]
+        counts = [stop - start for start, stop in even_runs(shape.layers + 2, num_stages)]
         counts[0] -= 1
         counts[-1] -= 1
     else:

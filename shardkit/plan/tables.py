@@ -8,6 +8,7 @@ from pathlib import Path
 from ..arguments import is_among, is_integer, is_number, nearest
 from ..errors import ConfigurationError, InputError
 from ..files.reading import read_toml
+from ..settings import value_text
 
 Limit = tuple[Callable, str]  # what holds for a value, and in words
 
@@ -95,14 +96,9 @@ def made(kind, values: dict, where: str, limits: dict[str, Limit]):
             )
         limit = limits.get(key, _OF_KIND.get(known[key].type))
         if limit is not None and not limit[0](value):
-            raise ConfigurationError(f"{where}: {key} = {_shown(value)}; wanted {limit[1]}")
+            raise ConfigurationError(f"{where}: {key} = {value_text(value)}; wanted {limit[1]}")
     required = [name for name, field in known.items() if field.default is MISSING]
     missing = [name for name in required if name not in values]
     if missing:
         raise ConfigurationError(f"{where}: {', '.join(missing)} missing")
     return kind(**values)
-
-
-def _shown(value) -> str:
-    """Return a value as TOML has it."""
-    return repr(list(value) if isinstance(value, tuple) else value)

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from ..layout.cuts import even_span
+from ..layout.cuts import even_runs
 
 
 def reaches(shape: Any) -> list[int]:
@@ -40,7 +40,7 @@ def keys_around(length: int, domain: int, reach: int) -> tuple[int, int]:
     Of each part the last ones that the window reaches go on to all ranks that see one. Backward
     they go again, with their gradients, which come home.
     """
-    spans = [even_span(length, domain, rank) for rank in range(domain)]
+    spans = even_runs(length, domain)
     ahead, back = [[0] * domain for _ in range(2)]
     for owner, (start, stop) in enumerate(spans):
         travelling = min(stop - start, reach - 1)

@@ -9,6 +9,7 @@ A grid has one to three dimensions: a signal, an image, a volume.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from ..errors import ConfigurationError
@@ -96,19 +97,8 @@ class ViTTask(TableTask):
     defaults = defaults_of("vit", sequences=64, micro_batch=16)
 
     def make_model(self):
-        model = self.settings.model
-        channels, *grid = self.described.x_shape
-        return ViT(
-            tuple(grid),
-            self._patch(),
-            channels,
-            self.num_outputs,
-            width=model.width,
-            depth=model.depth,
-            heads=model.heads,
-            dropout=model.dropout,
-            seed=self.settings.run.seed,
-        )
+        grid = self.described.x_shape[1:]
+        return built(self, partial(ViT, grid, self._patch()))
 
     def _patch(self) -> tuple[int, ...]:
         patch = self.settings.model.patch

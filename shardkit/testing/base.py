@@ -9,6 +9,7 @@ NAMES = {
         "launcher"
     ),
     "errors": "CorpusError DeviceMemoryError InputError LaunchError PeerError",
+    "forks": "disown is_of_parent own",
     "plain": "plain unboxed",
     "public": "resting",
     "settings": "PATHS as_section fixed read_toml",

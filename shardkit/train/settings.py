@@ -19,7 +19,7 @@ from ..layout.axes import CHOSEN
 from ..layout.policy import POLICIES
 from ..optim.settings import Optimizer
 from ..parallel.settings import ParallelSettings
-from ..settings import Sections, fixed, setting
+from ..settings import Sections, fixed, setting, value_text
 from ..task.load import DEFAULT_TASK, absolute_task
 from ..task.task import Task
 from .tracking import TRACKERS
@@ -338,18 +338,14 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
         theirs = _absolute(key, wanted.value(name))
         if "fixed" in key.metadata and ours != theirs:
             raise ConfigurationError(
-                f"{name} = {_shown(wanted.value(name))}, but this run goes on with "
-                f"{_shown(stored.value(name))}: {key.metadata['fixed']}. Leave it out, or start "
-                f"another run{stored.task_class.begin_with(wanted.run.folder)} --run.folder=ANOTHER"
+                f"{name} = {value_text(wanted.value(name))}, but this run goes on with "
+                f"{value_text(stored.value(name))}: {key.metadata['fixed']}. Leave it out, or "
+                f"start another run{stored.task_class.begin_with(wanted.run.folder)} "
+                "--run.folder=ANOTHER"
             )
     if wanted.optimizer.decay_steps is None:  # run.steps of the first start, which is stored
         return wanted.replace({"optimizer.decay_steps": stored.optimizer.decay_steps})
     return wanted
-
-
-def _shown(value) -> str:
-    """Return a value as a settings file has it: a list, not a tuple."""
-    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def first_settings(

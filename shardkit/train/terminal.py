@@ -10,15 +10,9 @@ The launcher is found among the parents of this process, on its node (proc(5)).
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..environment import is_terminal_plain, progress_wanted
-from ..public import LateModule
-
-if TYPE_CHECKING:
-    from rich import console
-else:
-    console = LateModule("rich.console")
+from ..files.tables import rich_console
 
 _LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prterun", "hydra")  # their names begin so
 # options that put words before lines, or lines into files
@@ -41,7 +35,7 @@ class Lines:
         self._stream.flush()
 
 
-def console_of(stream) -> "console.Console | Lines":
+def console_of(stream) -> "rich_console.Console | Lines":
     """Return a console on this stream; its is_terminal says whether a bar can be shown on it.
 
     SHARDKIT_PROGRESS=bar or lines decides; auto, the default, asks for a terminal, of the launcher
@@ -54,11 +48,11 @@ def console_of(stream) -> "console.Console | Lines":
         return Lines(stream)
     output = output_of_launcher()
     if output is None and stream.isatty():
-        return console.Console(file=stream, force_terminal=True, **how)
+        return rich_console.Console(file=stream, force_terminal=True, **how)
     columns = _columns(output)
     if wanted != "bar" and columns is None:
         return Lines(stream)
-    return console.Console(file=stream, force_terminal=True, width=columns, **how)
+    return rich_console.Console(file=stream, force_terminal=True, width=columns, **how)
 
 
 def _is_file(stream) -> bool:

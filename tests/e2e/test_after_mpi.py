@@ -36,7 +36,7 @@ rank = backend.rank
 {before}
 child = os.fork()
 if child == 0:
-    for call in (planned, backend.barrier, lambda: backend.all_reduce(numpy.ones(4))):
+    for call in (planned, backend.barrier, lambda: backend.all_reduce(numpy.ones(4)){again}):
         try:
             call()
         except sk.errors.CommunicationError as error:
@@ -67,6 +67,7 @@ def test_a_backend_after_finalize_is_refused_and_the_program_goes_on(library, fi
 def test_a_forked_process_calls_no_verb_and_its_exception_is_that_of_no_rank(shutdown, tmp_path):
     places = dict.fromkeys(("before", "after"), "") | {shutdown: "backend.shutdown()"}
     places["refusal"] = "not initialized" if shutdown == "before" else "has forked"
+    places["again"] = ", backend.initialize" if shutdown == "after" else ""
     result = _run("MPICH", FORKED.format(**places), tmp_path)
     assert result.stdout.count("went on") == 2
     assert result.stderr.count("RuntimeError: of a child") == 2

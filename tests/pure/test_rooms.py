@@ -18,6 +18,8 @@ pytestmark = pytest.mark.xdist_group("sources")  # they read the package once
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {
     "values": -3,
+    "forks": -3,
+    "scoped": -3,
     "errors": -2,
     "annotations": -2,
     "public": -2,
@@ -56,7 +58,7 @@ DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
     "scipy": ("array/fourier.py",),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py", "data/hdf5_claims.py"),
+    "h5py": ("checkpoint/format/hdf5.py",),
     "xxhash": ("checkpoint/format/files.py",),
     "pyarrow": ("data/arrow.py",),
     "optuna": ("ensemble/asking.py",),

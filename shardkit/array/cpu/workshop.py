@@ -25,6 +25,7 @@ from collections.abc import Hashable
 
 from ...environment import environment_without_launcher
 from ...files.programs import python_command
+from ...forks import is_of_parent, own
 
 LONGEST_SECONDS = 600.0  # for one loop, on a machine that does other things
 AGAIN_SECONDS = (0.0, 0.05, 0.5)  # after which it is tried again: one may just be ending
@@ -82,12 +83,11 @@ class Workshop:
         self._address = address
         self._wire: Wire | None = None
         self._process: subprocess.Popen | None = None  # if this one has started it
-        self._owner = 0  # after a fork the connection is another's
 
     @property
     def is_open(self) -> bool:
         """True if this process is connected."""
-        return self._wire is not None and self._owner == os.getpid()
+        return self._wire is not None and not is_of_parent(self._wire)
 
     def code(self, line: str, name: str) -> bytes | None:
         """Return the code of a loop for a signature, packed; None if that cannot be had here.
@@ -118,7 +118,8 @@ class Workshop:
     def _connect(self):
         """Errors: OSError if there is no workshop of this user, and none can be started."""
         self.close()
-        self._wire, self._owner = self._wire_to_it(), os.getpid()
+        self._wire = self._wire_to_it()
+        own(self._wire)
         if self._wire.peer()[1] != os.getuid():
             raise PermissionError(f"another user listens at {self._address!r}")
 

@@ -97,7 +97,7 @@ def swiglu_backward(gradient, gate, up, out=(None, None)):
         lambda gradient, gate, up: silu_backward(gradient * up, gate), gradient, gate, up
     )
     for_up = elementwise(lambda gradient, gate: gradient * silu(gate), gradient, gate)
-    return tuple([_into(buffer, array) for buffer, array in zip(out, (for_gate, for_up))])
+    return tuple([into(buffer, array) for buffer, array in zip(out, (for_gate, for_up))])
 
 
 @kernel(rounded=(True,))
@@ -109,7 +109,7 @@ def softmax(x, dim=-1, out=None):
         return out
     xp.subtract(x, x.max(axis=dim, keepdims=True), out=out)
     xp.exp(out, out=out)
-    out /= total_along(out, dim, True)
+    out /= total_along(out, dim)
     return out
 
 
@@ -117,11 +117,11 @@ def softmax(x, dim=-1, out=None):
 def softmax_backward(gradient, y, dim=-1, out=None):
     """Return y (gradient - sum of gradient y over dim), for gradient and y = softmax [...]."""
     product = gradient * y
-    product -= y * total_along(product, dim, True)
-    return _into(out, product)
+    product -= y * total_along(product, dim)
+    return into(out, product)
 
 
-def _into(out, array):
+def into(out, array):
     """Return the array, in `out` if that is given."""
     if out is None:
         return array

@@ -5,6 +5,7 @@ B sequences, H units. Gates lie side by side in a row, in PyTorch's order.
 
 from ..backend import xp_of
 from ..registry import kernel
+from .activation import into
 
 
 @kernel(rounded=(True, True, True), has_cuda_twin=False)
@@ -90,11 +91,4 @@ def _parts(x, count):
 
 def _into(out, results):
     """Return the results, each in its buffer if there is one."""
-    return tuple([_kept(buffer, result) for buffer, result in zip(out, results)])
-
-
-def _kept(buffer, result):
-    if buffer is None:
-        return result
-    buffer[...] = result
-    return buffer
+    return tuple([into(buffer, result) for buffer, result in zip(out, results)])

@@ -22,9 +22,7 @@ from ..wire import HALF_FLOATS
 SCRATCH_ELEMENTS = 1 << 20
 
 
-def ordered_reduce_scatter(
-    backend, buffer, out, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None
-):
+def ordered_reduce_scatter(backend, buffer, out, *, scratch_elements: int = SCRATCH_ELEMENTS):
     """Sum this rank's slice of `buffer` over ranks, added as a tree over the ranks.
 
     Collective over the backend. `buffer` is unchanged, unless `out` is a view of this rank's own
@@ -32,18 +30,15 @@ def ordered_reduce_scatter(
     buffer    [world_size * shard], any float or integer dtype, the same on all ranks; half floats
               are summed as float32
     out       [shard], same dtype
-    scratch   1-D, at least min(scratch_elements, buffer.size) and world_size elements of the same
-              dtype; None: allocated here
+    scratch_elements   memory for slices that are to be added, of one for each rank at least
     """
     if backend.adds_in_tree_order(buffer):
         return backend.reduce_scatter(buffer, out, in_place=True)
     counts = equal_counts("counts", buffer.size, backend.world_size)
-    reduce_to_owners(
-        backend.all_to_all, backend.rank, buffer, counts, out, scratch_elements, scratch
-    )
+    reduce_to_owners(backend.all_to_all, backend.rank, buffer, counts, out, scratch_elements)
 
 
-def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None):
+def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEMENTS):
     """Sum `buffer` over ranks, in it, added as a tree over the ranks.
 
     Collective over the backend, in place.
@@ -55,9 +50,7 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
         return backend.all_reduce(buffer)
     counts = shares_of(buffer.size, backend.world_size)
     own = pieces_of(buffer, counts)[backend.rank]
-    reduce_to_owners(
-        backend.all_to_all, backend.rank, buffer, counts, own, scratch_elements, scratch
-    )
+    reduce_to_owners(backend.all_to_all, backend.rank, buffer, counts, own, scratch_elements)
     backend.all_gather(own, buffer, counts)
 
 
@@ -74,9 +67,7 @@ def ordered_sum(backend, values):
     return tree_sum(list(table))
 
 
-def reduce_to_owners(
-    all_to_all, rank, buffer, counts, out, scratch_elements=SCRATCH_ELEMENTS, scratch=None
-):
+def reduce_to_owners(all_to_all, rank, buffer, counts, out, scratch_elements=SCRATCH_ELEMENTS):
     """Leave the sum over ranks of this rank's slice of `buffer` in `out`. Collective.
 
     `out` may be that slice. A window of every owner's slice at a time, so that the scratch stays
@@ -86,8 +77,7 @@ def reduce_to_owners(
     num_ranks = len(counts)
     starts = starts_of(counts)
     window = max(1, scratch_elements // num_ranks)
-    if scratch is None:
-        scratch = empty(num_ranks * min(window, max(counts)), buffer.dtype, xp_of(buffer))
+    scratch = empty(num_ranks * min(window, max(counts)), buffer.dtype, xp_of(buffer))
     for first in range(0, max(counts), window):
         sizes = [min(max(count - first, 0), window) for count in counts]
         received = scratch[: num_ranks * sizes[rank]]

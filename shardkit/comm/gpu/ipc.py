@@ -123,9 +123,6 @@ class IpcTransport(HostSwapTransport):
             verb == "all_to_all" or verb in ("all_gather", "broadcast") and num_bytes >= SMALL_BYTES
         )
 
-    def adds_in_tree_order(self, num_bytes, dtype):
-        return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
-
     def broadcast(self, port, root):
         piece = (port.address, port.num_bytes)
         nothing = (0, 0)

@@ -10,7 +10,6 @@ import platform
 
 from ..checks import MAX_TAG, PIECE_TAG
 from ..mpi.requests import RequestsHandle, meet_asleep, wait_all
-from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
 from .swaps import HostSwapTransport
 
@@ -62,9 +61,6 @@ class MPITransport(HostSwapTransport):
                 and self._verdict.takes_all("all_gather")
             )
         return verb in _PROBED_AS and self._verdict.takes(_PROBED_AS[verb], num_bytes)
-
-    def adds_in_tree_order(self, num_bytes, dtype):
-        return self.takes("all_reduce", num_bytes, dtype, ReductionOperation.SUM)
 
     def _swap_others(self, outgoing, incoming):
         me, size = self._group.rank, self._group.world_size

@@ -26,8 +26,8 @@ SUM = ReductionOperation.SUM
 class SwapTransport:
     """One rank's end. Every method is collective over the group.
 
-    A transport has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in
-    which they are called.
+    A transport has takes(), and _work, _swap, _flat and _handle, of which what they do to GPU
+    memory is in the order in which they are called.
     hosts   the node of each rank of the group; None: all are on one
     """
 
@@ -35,8 +35,12 @@ class SwapTransport:
         self._group = group
         self._nodes = NodeSwaps(group.rank, group.world_size, hosts, self._swap)
 
+    def takes(self, verb: str, num_bytes: int, dtype, op) -> bool:
+        """Return True if it carries such a call; what it does not is staged."""
+        raise NotImplementedError
+
     def adds_in_tree_order(self, num_bytes, dtype):
-        return self._is_tree(dtype, SUM)
+        return self.takes("all_reduce", num_bytes, dtype, SUM)
 
     def _is_tree(self, dtype, op) -> bool:
         """Return True if such values are added here, as the tree over ranks."""

@@ -16,7 +16,7 @@ from ...annotations import FilePath
 from ..backend import WORLD, CommunicationBackend
 from ..channel import WrappedChannel
 from ..checks import check_timeout
-from ..under_way import check_alive
+from ..under_way import check_alive, check_not_forked
 from ..watch.attendance import attendance
 from ..watch.progress import Awaited
 from ..watch.warden import NEXT_TO_WATCHDOG_SECONDS
@@ -134,6 +134,7 @@ class MPICommunicationBackend(CommunicationBackend):
 
     def initialize(self) -> None:
         if self.channel is None:
+            check_not_forked(self, "initialize()")
             with self.job.attending("initialize()", self.timeout):
                 self.open(self.job.world_messages(self.progress, self.group_key))
                 self.job.open_guard(self)

@@ -26,6 +26,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+from ...forks import is_of_parent, own
 from ..watch.attendance import attendance
 
 FORWARDING_SECONDS = 0.1  # MPICH's launcher drops what it has not forwarded when the job is aborted
@@ -52,7 +53,7 @@ class Ending:
 
     def __init__(self):
         self._mpi: Any = None
-        self._process = os.getpid()
+        own(self)
         # {call: what makes it at the end, in this process alone}, the newest first to be made
         self._calls: dict[Callable, Callable] = {}
         self._comm: Any = None  # of all ranks of a guarded job
@@ -96,7 +97,7 @@ class Ending:
         """
 
         def made_here():
-            if os.getpid() == self._process:
+            if not is_of_parent(self):
                 call()
 
         self._calls[call] = made_here
@@ -112,7 +113,7 @@ class Ending:
 
     def _finalize_begins(self, *_):
         """Be called by MPI_Finalize, while all of MPI still works."""
-        if self._has_begun or os.getpid() != self._process:
+        if self._has_begun or is_of_parent(self):
             return
         for call in reversed(self._calls):
             call()
@@ -141,7 +142,7 @@ class Ending:
 
     def _at_exit(self, end: Callable[[], None]):
         """End MPI, or leave it, unless it has been finalized or is that of a parent process."""
-        if os.getpid() != self._process:
+        if is_of_parent(self):
             return
         try:
             if not self._mpi.Is_finalized():

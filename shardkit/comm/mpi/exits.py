@@ -7,10 +7,10 @@ after shutdown()                               one message; the others may finis
 in a process that a rank has forked            what the program prints itself: it is no rank
 """
 
-import os
 import sys
 from functools import cache
 
+from ...forks import is_of_parent, own
 from ..failure.agreement import describe_error
 from ..failure.program import report_failure, trace_of
 from .ending import ending
@@ -27,7 +27,7 @@ class Exits:
 
     def __init__(self):
         self._backends: list = []
-        self._process = os.getpid()
+        own(self)
         self._previous_hook = None
         self._last = None  # the backend that was shut down last
 
@@ -44,7 +44,7 @@ class Exits:
             self._backends.remove(backend)
 
     def _excepthook(self, kind, error, traceback):
-        if os.getpid() != self._process:
+        if is_of_parent(self):
             return self._previous_hook(kind, error, traceback)
         if not self._backends or ending().has_begun:
             return self._say_after_shutdown(kind, error, traceback)

@@ -24,6 +24,7 @@ from ...public import import_all
 from ...refusal import run_beside
 from ..backend import CommunicationBackend
 from ..checks import check_timeout
+from ..under_way import check_not_forked
 from ..watch.progress import Awaited
 from .channel import ThreadChannel
 from .rendezvous import Environment, Environments, Group
@@ -96,6 +97,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     def initialize(self) -> None:
         if self.channel is None:
+            check_not_forked(self, "initialize()")
             self._group.environment.progress[self.world_ranks[self.rank]] = self.progress
             self.use(ThreadChannel(self._group, self.rank))
 

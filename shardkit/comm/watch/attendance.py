@@ -27,6 +27,7 @@ from ...environment import launcher
 from ...files.notes import tell
 from ...files.writers import read_trusted
 from ...files.writing import write_whole
+from ...forks import is_of_parent, own
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from .own_warden import OwnWarden
 from .pulse import note_path
@@ -68,6 +69,7 @@ class Attendance:
         self.limit: Callable[[], float] = lambda: inf
         self._folders: dict[Path, JobFolder] = {}
         self.folder: Path | None = None
+        own(self)
         self._entry = Entry(os.getpid())
         self._roll: Roll | None = None
         self.warden: OwnWarden | None = None
@@ -101,7 +103,7 @@ class Attendance:
                 "facts": facts,
                 "hints": hints,
             }
-            self.warden = OwnWarden(arguments, lambda: self._is_own() and not self._entry.has_left)
+            self.warden = OwnWarden(arguments, lambda: not self._entry.has_left)
         except OSError as error:
             self.folder = None if self._roll is None else self.folder
             warnings.warn(
@@ -236,7 +238,7 @@ class Attendance:
 
         start   of the ledger in that file, in bytes
         """
-        if self._roll is not None and self._is_own():
+        if self._roll is not None and not is_of_parent(self):
             with suppress(OSError):  # a full disk: the other ranks watch, as ever
                 note_path(self.folder, self.rank, path, start)
 
@@ -252,24 +254,20 @@ class Attendance:
         The launcher of MPICH kills the others when a rank that never finalizes MPI has ended, and
         its standard error is still open in a warden.
         """
-        if self.warden is not None and self._is_own():
+        if self.warden is not None and not is_of_parent(self):
             self.warden.end()
 
     def close(self) -> None:
         """Note that MPI is finalized: what this process still does is its own business."""
         self._write(replace(self._entry, may_end=True, is_waiting=False))
-        if self._is_own():
+        if not is_of_parent(self):
             for folder in self._folders.values():
                 folder.close()
 
     def _write(self, entry):
-        if self._roll is not None and self._is_own():
+        if self._roll is not None and not is_of_parent(self):
             self._entry = entry
             self._roll.write(self.rank, entry)
-
-    def _is_own(self) -> bool:
-        """Return False in a process that the rank has forked."""
-        return os.getpid() == self._entry.process
 
     # ---- when it goes wrong ----------------------------------------------------------------------
 

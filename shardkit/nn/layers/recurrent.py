@@ -23,6 +23,14 @@ from ..ops.recurrent import gru, lstm
 from ..ops.shape import concatenate, getitem, squeeze, transpose, unsqueeze
 from .basic import Dropout, check_sizes
 
+_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def _shapes(rows: int, num_in: int, num_hidden: int, bias: bool) -> dict[str, Shape]:
+    """Return {part: shape} of the parameters of a layer, or a cell."""
+    shapes: list[Shape] = [(rows, num_in), (rows, num_hidden)]
+    return dict(zip(_PARTS, shapes + [(rows,)] * 2 if bias else shapes))
+
 
 class Recurrent(Module):
     """What LSTM, GRU and RNN share: parameters, layers, directions.
@@ -79,13 +87,7 @@ class Recurrent(Module):
         for layer in range(num_layers):
             num_in = input_size if layer == 0 else hidden_size * len(self.endings)
             for ending in self.endings:
-                shapes: dict[str, Shape] = {
-                    "weight_ih": (rows, num_in),
-                    "weight_hh": (rows, hidden_size),
-                }
-                if bias:
-                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
-                for part, shape in shapes.items():
+                for part, shape in _shapes(rows, num_in, hidden_size, bias).items():
                     setattr(self, f"{part}_l{layer}{ending}", Parameter(shape, init, dtype))
         self.dropouts = ModuleList(Dropout(dropout, sample_dim=1) for _ in range(num_layers - 1))
 
@@ -99,9 +101,7 @@ class Recurrent(Module):
 
     def _weights(self, layer, ending):
         """Return w_ih, w_hh, b_ih, b_hh of a layer and direction."""
-        names = [f"{part}_l{layer}{ending}" for part in ("weight_ih", "weight_hh")]
-        names += [f"{part}_l{layer}{ending}" for part in ("bias_ih", "bias_hh")]
-        return [getattr(self, name, None) for name in names]
+        return [getattr(self, f"{part}_l{layer}{ending}", None) for part in _PARTS]
 
     def _starts(self, hx, x):
         """Return the states [batch, H] before the first step of each layer and direction, a tuple:
@@ -251,9 +251,6 @@ def _simple_steps(x, hidden, weights, function) -> list[Tensor]:
     return states
 
 
-_OF_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-
-
 class Cell(Module):
     """One step of a recurrent layer: (x [B, in], state [B, H]) -> state; without B for one sample.
 
@@ -279,19 +276,14 @@ class Cell(Module):
         check_sizes(type(self).__name__, input_size=input_size, hidden_size=hidden_size)
         self.hidden_size = hidden_size
         rows, init = self.num_gates * hidden_size, Uniform(hidden_size**-0.5)
-        shapes: dict[str, Shape] = {
-            "weight_ih": (rows, input_size),
-            "weight_hh": (rows, hidden_size),
-            **({"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}),
-        }
-        for name, shape in shapes.items():
+        for name, shape in _shapes(rows, input_size, hidden_size, bias).items():
             setattr(self, name, Parameter(shape, init, dtype))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
         is_single = x.ndim == 1
         rows = unsqueeze(x, 0) if is_single else x
         states = [self._state(each, rows, is_single) for each in self._given(hx)]
-        weights = [getattr(self, name, None) for name in _OF_CELL]
+        weights = [getattr(self, name, None) for name in _PARTS]
         made = self._step(unsqueeze(rows, 0), states, weights)
         ends = [squeeze(each, 0) if is_single else each for each in made]
         return tuple(ends) if len(ends) > 1 else ends[0]

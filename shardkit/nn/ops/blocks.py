@@ -27,15 +27,20 @@ ROWS_OF_BLOCK = 1024  # so many terms of for_weight make up for reading and writ
 
 
 def goes_by_blocks(logits: LateLogits) -> bool:
-    """Return True if the logits were not read yet, and blocks of them take less memory.
-
-    float16 is left out: its loss is scaled against what vanishes, before the backward.
-    """
+    """Return True if the logits were not read yet, and blocks of them take less memory."""
     return (
         logits.is_unread
         and are_worth_it(prod(logits.shape[:-1]), logits.x.shape[-1])
-        and logits.dtype != numpy.float16
+        and suit_blocks(logits.dtype)
     )
+
+
+def suit_blocks(dtype) -> bool:
+    """Return True if logits of this dtype may have their gradients in the forward.
+
+    float16 may not: its loss is scaled against what vanishes, before the backward.
+    """
+    return str(dtype) != "float16"
 
 
 def are_worth_it(num_rows: float, width: int) -> bool:

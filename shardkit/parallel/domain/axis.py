@@ -23,7 +23,7 @@ import numpy
 
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError, ShardingError
-from ...layout.cuts import even_span, run_of_spans
+from ...layout.cuts import even_runs, even_span
 from ...nn.module import Module, check_input_of
 from .slab_group import SlabGroup
 from .spans import Table, even_spans
@@ -160,8 +160,7 @@ class DomainAxis:
 
     def spans(self, length: int) -> tuple[tuple[int, int], ...]:
         """Return each rank's [start, stop) of `length`."""
-        num_ranks = self.group.world_size
-        return tuple([even_span(length, num_ranks, rank) for rank in range(num_ranks)])
+        return tuple(even_runs(length, self.group.world_size))
 
     def spans_of_output(self, length: int, before: int, path: str | None):
         """Return each rank's [start, stop) of a layer's output.
@@ -188,14 +187,6 @@ class DomainAxis:
         """Return this rank's [start, stop) of `length`."""
         return even_span(length, self.group.world_size, self.group.rank)
 
-    def held_span(self, length: int) -> tuple[int, int]:
-        """Return the [start, stop) of `length` that this process has: of all of its slabs."""
-        if not isinstance(self.group, SlabGroup):
-            return self.own_span(length)
-        num_own = self.group.num_own
-        first = self.group.ranks.rank * num_own
-        return run_of_spans(length, self.group.world_size, first, num_own)
-
     def shared(self, whole, made):
         """Return what was made of an object by the first of the layers that have it: `made`."""
         return self._shared.setdefault(id(whole), (whole, made))[1]
@@ -205,21 +196,6 @@ class DomainAxis:
         table = [axis.spans(length) for axis, length in zip(self.axes, lengths)]
         counts = [[stop - start for start, stop in spans] for spans in table]
         return [*map(prod, product(*counts))]
-
-    def inside(self, shape: tuple[int, ...], dim: int | None = None) -> tuple[slice, ...]:
-        """Return where what this process has lies in a whole array.
-
-        dim   of the array, which is the first that is cut; None: that of the axis
-        """
-        dim = self.dim if dim is None else dim
-        inside = [slice(None)] * dim
-        for axis, length in zip(self.axes, shape[dim:]):
-            inside.append(slice(*axis.held_span(length)))
-        return tuple(inside)
-
-    def slice_of(self, array, dim: int | None = None):
-        """Return what this process has of a whole array, a view; dim as of inside()."""
-        return array[self.inside(array.shape, dim)]
 
     def __deepcopy__(self, memo):
         """Return the axis itself: a copy of a model talks over the same ranks."""

@@ -24,7 +24,7 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
-from ...layout.cuts import even_span
+from ...layout.cuts import even_runs, even_span
 from ...nn.autograd import Tensor, array_of, record
 from ..conjugate import all_reduce
 from .axis import CutLayer, DomainAxis
@@ -88,7 +88,7 @@ def _check_edges(senders, receivers, num_nodes):
 
 def _counts_by_owner(nodes, num_nodes, num_ranks):
     """Return how many of these nodes, which rise, are of each rank [ranks]."""
-    ends = [even_span(num_nodes, num_ranks, rank)[1] for rank in range(num_ranks)]
+    ends = [stop for _, stop in even_runs(num_nodes, num_ranks)]
     return numpy.diff(numpy.searchsorted(nodes, [0, *ends]))
 
 

@@ -12,6 +12,7 @@ counts and gradients over these ranks as over data ranks.
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -21,7 +22,7 @@ from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import CommonNumber, collectively
 from ...errors import ShapeError, ShardingError
-from ...layout.part import Rows, SamplePart, dim_spans, in_words, with_length
+from ...layout.part import Index, Rows, SamplePart, dim_spans, in_words, with_length
 from ...nn import loss as counted
 from ...nn import losses
 from ...nn.autograd import Tensor
@@ -72,13 +73,15 @@ class SampleParts:
         lines: tuple[CommunicationBackend, ...] = (),
     ):
         self._ranks = group
-        self._lines = lines or (group,)
         parts = group if num_slabs is None else SlabGroup(group, num_slabs)
         follows = follows and num_slabs is None  # slabs do not meet the same layer at one time
         found = cut_layers(model, parts, follows=follows, lines=lines)
         self._axis, self._behind, self._is_joined = found
         slabs = self._axis.group  # of a copy of a model those of the model
         self._slabs = slabs if isinstance(slabs, SlabGroup) else None
+        places = [(line.rank, line.world_size) for line in lines or (group,)]
+        part = SamplePart(*places[0], self._axis.dim, beside=tuple(places[1:]))
+        self._part = part if self._slabs is None else replace(part, slabs=self._slabs.num_own)
         self.counts_whole = group.rank == 0
         if loss is not None:
             self._dim_of_targets(counted.as_loss(loss))
@@ -156,8 +159,8 @@ class SampleParts:
                     f"parts, none of them empty; {ADVICE}"
                 )
         if not isinstance(array, Rows):
-            return self._axis.slice_of(array, dim)
-        wanted = dim_spans(dim, self._axis.inside(array.shape, dim), array.shape)
+            return array[self._inside(array.shape, dim)]
+        wanted = dim_spans(dim, self._inside(array.shape, dim), array.shape)
         if array.cuts != wanted:
             raise ShapeError(
                 f"{what} is {array!r}; wanted rows {in_words(wanted)} on this domain rank: read "
@@ -165,7 +168,13 @@ class SampleParts:
             )
         return array.array
 
-    def forms_of(self, what: str, x: Any) -> list:
+    def _inside(self, shape: Shape, dim: int) -> Index:
+        """Return where what this rank has lies in whole arrays, of which each rank has some."""
+        inside = self._part.inside(shape, dim)
+        assert inside is not None
+        return inside
+
+    def forms_of(self, x: Any) -> list:
         """Return arrays that a model must take if it is to take x: of a slab one of the shape of
         whole samples, without their memory, and numbers of tokens as they are.
 
@@ -173,7 +182,7 @@ class SampleParts:
         """
         if not isinstance(x, Rows):
             return [x]
-        rows = self._rows(what, x, self._axis.dim)
+        rows = self._rows("x", x, self._axis.dim)
         one = [slice(0, 1)] * len(x.cuts)
         first = rows[(*[slice(None)] * x.dim, *one)]
         whole = numpy.broadcast_to(first, x.shape)
@@ -202,9 +211,7 @@ class SampleParts:
         dim = self._behind.dim
         of_targets = dim if loss is None else self._dim_of_targets(counted.as_loss(loss))
         y_dim = None if self._is_joined else of_targets
-        slabs = self._axis.everyone.world_size // self._ranks.world_size
-        first, *beside = [(line.rank, line.world_size) for line in self._lines]
-        return SamplePart(*first, self._axis.dim, y_dim, slabs, tuple(beside))
+        return replace(self._part, y_dim=y_dim)
 
     def _dim_of_targets(self, loss: Loss) -> int:
         """Return the dim of y that is cut.
@@ -301,7 +308,7 @@ class SampleParts:
         what = "the prediction"
         lengths = self._of_slabs(array, axis.dim, lambda part: axis.lengths(part, what))
         shape = (*array.shape[: axis.dim], *lengths)
-        return Rows.at(array, axis.dim, axis.inside(shape), shape)
+        return Rows.at(array, axis.dim, self._inside(shape, axis.dim), shape)
 
     def _whole(self, array):
         """Return a whole array of parts, or a Tensor with its gradient."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
+from itertools import product
 from time import sleep
 from typing import Any
 
@@ -178,8 +179,9 @@ class SlabGroup:
         def make(given):
             sent = [_pieces(array, counts) for array, counts, _ in given]
             expected = [counts for *_, counts in given]
-            there = [sent[source][slab] for source, slab in self._crossing()]
-            back = [(to, slab) for slab, to in self._arriving()]
+            pairs = [*self._pairs_by_rank()]
+            there = [sent[own][first + its] for first, its, own in pairs]
+            back = [(own, first + its) for first, own, its in pairs]
             sizes = [expected[to][slab] for to, slab in back]
             came = numpy.empty(sum(sizes), receive.dtype)
             of_ranks = [
@@ -197,19 +199,12 @@ class SlabGroup:
     def _numbers(self) -> range:
         return range(self.num_own)
 
-    def _crossing(self) -> Iterator[tuple[int, int]]:
-        """Yield (own slab, slab of any) of messages, in the order in which ranks exchange them."""
-        for first in range(0, self.world_size, self.num_own):
-            for place in self._numbers:
-                for source in self._numbers:
-                    yield source, first + place
-
-    def _arriving(self) -> Iterator[tuple[int, int]]:
-        """Yield (slab of any, own slab) of what comes, in the same order."""
-        for first in range(0, self.world_size, self.num_own):
-            for place in self._numbers:
-                for source in self._numbers:
-                    yield first + source, place
+    def _pairs_by_rank(self) -> Iterator[tuple[int, int, int]]:
+        """Return (first slab of a rank, place of who receives, of who sends), in the order in which
+        ranks exchange messages of their slabs.
+        """
+        firsts = range(0, self.world_size, self.num_own)
+        return product(firsts, self._numbers, self._numbers)
 
     def _by_rank(self, counts, num: int = 0) -> list[int]:
         """Return the sums of as many counts for each rank; 0: one for each slab."""

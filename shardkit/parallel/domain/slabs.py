@@ -16,7 +16,7 @@ import numpy
 from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShardingError
-from ...layout.cuts import even_span
+from ...layout.cuts import even_runs
 from ...nn.autograd import Passage, Tensor, record
 from ...nn.buffer import unobserved
 from ...nn.context import go_on_apart
@@ -31,9 +31,9 @@ def cut(array: Any, dim: int, num_slabs: int) -> list:
 
     Slabs of a whole differ by one at most, the longer ones first, and so do those of a rank.
     """
-    spans = [even_span(array.shape[dim], num_slabs, number) for number in range(num_slabs)]
     before = (slice(None),) * dim
-    return [fresh.copy(array[(*before, slice(*span))]) for span in spans]
+    runs = even_runs(array.shape[dim], num_slabs)
+    return [fresh.copy(array[(*before, slice(*run))]) for run in runs]
 
 
 def through_slabs(

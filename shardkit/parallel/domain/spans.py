@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import numpy
 
 from ...errors import ShapeError
-from ...layout.cuts import even_span
+from ...layout.cuts import even_runs
 
 Spans = tuple[tuple[int, int], ...]  # [start, stop) of one rank, in order
 Table = tuple[Spans, ...]  # of all ranks
@@ -23,8 +23,7 @@ Table = tuple[Spans, ...]  # of all ranks
 
 def even_spans(length: int, num_ranks: int) -> Table:
     """Return a run for each rank; none for one that has no element."""
-    runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
-    return tuple([_without_empty([run]) for run in runs])
+    return tuple([_without_empty([run]) for run in even_runs(length, num_ranks)])
 
 
 def paired_spans(length: int, num_ranks: int) -> Table:
@@ -33,7 +32,7 @@ def paired_spans(length: int, num_ranks: int) -> Table:
     Source: the balance of arXiv 2311.09431, with halves of even spans, so that each rank exchanges
     rows with one other rank at most.
     """
-    runs = [even_span(length, num_ranks, rank) for rank in range(num_ranks)]
+    runs = even_runs(length, num_ranks)
     middles = [(start + stop + 1) // 2 for start, stop in runs]
     first = [(start, middle) for (start, _), middle in zip(runs, middles)]
     second = [(middle, stop) for (_, stop), middle in zip(runs, middles)]

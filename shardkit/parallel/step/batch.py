@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
 from struct import Struct
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -77,6 +78,19 @@ class AgreedBatch:
     form: bytes  # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
 
 
+class _OwnPart(NamedTuple):
+    """What a rank computes of the samples that it was given, and tells the others of it.
+
+    told   [2] int64: its samples and their form, and its items as a float64, as _COUNTS has them
+    """
+
+    x: Any
+    y: Any
+    count: int
+    loss: Loss
+    told: numpy.ndarray
+
+
 class Batches:
     """The door that batches of one model come in by.
 
@@ -127,31 +141,41 @@ class Batches:
             _check_choice(only, [each.name for each in objectives if each.name])
             criterion = as_loss(loss or self._usual_loss())
             x, y = self._checked_samples(criterion, x, y)
-            own_samples = len(arrays_in(x)[0])
-            _check_division(own_samples, micro_batches)
+            _check_division(len(arrays_in(x)[0]), micro_batches)
             said = {CALL: call, "the learning rate": str(rates())}
             common.value = _structure_number(said, x, y, only=only)
-            given = {"x": x, "y": y}
-            if self._samples is not None:
-                x, y, criterion = self._samples.part_of_batch(x, y, criterion)
-            about = self.context_for(x, _UNMARKED).is_unmarked
-            size_and_form = own_samples | _form(about, x, y) << SAMPLE_BITS
-            mine = numpy.array([size_and_form, 0], numpy.int64)
-            mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
+            own = self._own_part(x, y, criterion, micro_batches)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
-        self._check_common(common, said, only, **given)
-        self._check_peers(*given.values())
+        self._check_common(common, said, only, x=x, y=y)
+        self._check_peers(x, y)
+        return self._placed(own)
+
+    def _own_part(self, x, y, loss: Loss, micro_batches: int) -> "_OwnPart":
+        """Return what this rank computes of samples that are good, and tells the others of it."""
+        count = len(arrays_in(x)[0])
+        if self._samples is not None:
+            x, y, loss = self._samples.part_of_batch(x, y, loss)
+        about = self.context_for(x, _UNMARKED).is_unmarked
+        size_and_form = count | _form(about, x, y) << SAMPLE_BITS
+        told = numpy.array([size_and_form, 0], numpy.int64)
+        told[1:].view(numpy.float64)[:] = _count(loss, y, count, micro_batches)
+        return _OwnPart(x, y, count, loss, told)
+
+    def _placed(self, own: "_OwnPart") -> AgreedBatch:
+        """Return this rank's part with its place in the global batch. Collective over the copies of
+        the model.
+        """
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
-        self._copies.all_gather(mine, everyones.reshape(-1))
+        self._copies.all_gather(own.told, everyones.reshape(-1))
         sizes_and_forms, items = zip(*_COUNTS.iter_unpack(everyones))
         samples = [each & (1 << SAMPLE_BITS) - 1 for each in sizes_and_forms[: self._num_parts]]
         return AgreedBatch(
-            x,
-            y,
-            own_samples,
+            own.x,
+            own.y,
+            own.count,
             sum(samples[: self._part]),
-            criterion,
+            own.loss,
             sum(samples),
             tree_total(list(items)),
             everyones[:, 0].tobytes(),
@@ -217,7 +241,7 @@ class Batches:
 
     def _check_input(self, x) -> None:
         """Errors: ShapeError unless the model takes x, of which this rank may have a slab."""
-        for form in [x] if self._samples is None else self._samples.forms_of("x", x):
+        for form in [x] if self._samples is None else self._samples.forms_of(x):
             check_input_of(self._model, form)
 
     def _checked_samples(self, criterion: Loss, x, y):

@@ -22,6 +22,7 @@ from ...comm.watch.progress import NANOSECONDS
 from ...nn.context import OBJECTIVE
 from ...nn.freezing import set_trained
 from ...schedule.actions import Action, Kind
+from ...scoped import Scoped
 from ..data.unit import Units
 from ..pipeline.programs import StepProgram
 from .inputs import Inputs, Results
@@ -141,13 +142,12 @@ class Objective:
         actions = getattr(runtime.program, part)
         if not self.name:
             return runtime.run(actions, inputs)
-        token = OBJECTIVE.set(self.name)
-        set_trained(self.others, False)
-        try:
-            results = runtime.run(actions, inputs._replace(loss=inputs.loss and self.loss))
-        finally:
-            set_trained(self.others, True)
-            OBJECTIVE.reset(token)
+        with Scoped(OBJECTIVE, self.name):
+            set_trained(self.others, False)
+            try:
+                results = runtime.run(actions, inputs._replace(loss=inputs.loss and self.loss))
+            finally:
+                set_trained(self.others, True)
         for m, loss in results.losses.items():
             named = {f"{self.name}.{name}": p for name, p in results.parts.get(m, {}).items()}
             results.parts[m] = {self.name: loss, **named}

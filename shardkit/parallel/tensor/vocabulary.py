@@ -4,7 +4,6 @@ no rank builds the whole logits.
 The ranks need not divide the vocabulary: the first ones then have a row more (layout.even_span).
 """
 
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 
@@ -22,6 +21,7 @@ from ...nn.ops.blocks import goes_by_blocks, sum_by_blocks
 from ...nn.ops.elementwise import where
 from ...nn.ops.linear import embedding
 from ...nn.ops.operands import check_ids, index_array
+from ...scoped import Scoped
 from ..conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 
@@ -29,17 +29,12 @@ from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 _whole_outputs = ContextVar("shardkit_whole_outputs", default=False)
 
 
-@contextmanager
-def whole_outputs():
+def whole_outputs() -> Scoped:
     """Make a vocabulary-parallel last layer return all logits, for predictions and generated text.
 
     Its loss takes them too; outside it takes the logits that are cut.
     """
-    token = _whole_outputs.set(True)
-    try:
-        yield
-    finally:
-        _whole_outputs.reset(token)
+    return Scoped(_whole_outputs, True)
 
 
 class VocabularyParallelLinear(ColumnParallelLinear):
