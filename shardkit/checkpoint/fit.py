@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..optim.average import AVERAGE
 from ..optim.description import rule_text
 from .format.description import state_since
-from .format.values import text_of, with_lists
+from .format.values import differences, text_of, with_defaults, with_lists
 from .paths import (
     BUFFERS,
     MODEL,
@@ -68,6 +68,8 @@ class Wanted:
     awaited       names of the parameters that await the values of a checkpoint: none of them may be
                   left out
     frozen        names of its parameters that keep their values, and have no state in `tensors`
+    defaults      {class: {argument: data}} of the model and what it is made of: of arguments that a
+                  checkpoint of before says nothing of
     """
 
     tensors: dict[str, Form]
@@ -78,6 +80,7 @@ class Wanted:
     selection: Selection = Selection()
     awaited: frozenset[str] = frozenset()
     frozen: tuple[str, ...] = ()
+    defaults: dict[str, dict] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -294,14 +297,23 @@ class Fit:
         The seed of initial weights does not matter, nor do updates that a partial load leaves out.
         """
         ignored = {"seed"} | (_UPDATES if self.match is not None else set())
+        defaults = self.wanted.defaults
+        of_model = defaults.get(self.wanted.model.get("import", ""), {})
         there, here = [
-            {"class": model["class"], **with_lists(model["configuration"])}
+            with_lists(
+                {
+                    "class": model["class"],
+                    **of_model,
+                    **with_defaults(model["configuration"], defaults),
+                }
+            )
             for model in (self.stored.description["model"], self.wanted.model)
         ]
+        both = [name for name in there if name in here and name not in ignored]
         different = [
-            f"{name} = {text_of(there[name]):.200} there and {text_of(here[name]):.200} here"
-            for name in there
-            if name in here and name not in ignored and there[name] != here[name]
+            f"{where} = {text_of(then):.200} there and {text_of(now):.200} here"
+            for name in both
+            for where, then, now in differences(there[name], here[name], name)
         ]
         return f"other settings of the model: {', '.join(different)}" if different else ""
 

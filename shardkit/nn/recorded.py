@@ -13,6 +13,7 @@ from typing import Any
 from .kept import ATOMS, MAKING, Lost, Making, kept_now
 
 _NEW = object.__new__
+_NONE = inspect.Parameter.empty  # in place of a default
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
@@ -141,6 +142,18 @@ def arguments_of(making: Making | Lost) -> dict[str, Any]:
         _STARS.get(parameter.kind, "") + name: kept_now(value)
         for name, parameter, value in _without_self(signature, bound)
     }
+
+
+def plain_defaults(cls: Any) -> dict[str, Any]:
+    """Return {name: default} of the arguments that a class can be made without, where that is plain
+    data, or a tuple.
+    """
+    try:
+        parameters = inspect.signature(cls.__init__, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return {}
+    given = {name: each.default for name, each in parameters.items() if each.default is not _NONE}
+    return {name: value for name, value in given.items() if type(value) in (*ATOMS, tuple)}
 
 
 def _without_self(signature, bound):

@@ -38,6 +38,38 @@ def with_lists(data: Any) -> Any:
     return [with_lists(inner) for inner in data] if isinstance(data, (list, tuple)) else data
 
 
+def with_defaults(data: Any, defaults: dict[str, dict[str, Any]]) -> Any:
+    """Return data with the defaults of arguments that it lacks: what is made was described when its
+    class had fewer.
+
+    defaults   {class: {argument: data}}
+    """
+    if isinstance(data, list):
+        return [with_defaults(inner, defaults) for inner in data]
+    if not isinstance(data, dict):
+        return data
+    found = {name: with_defaults(inner, defaults) for name, inner in data.items()}
+    if data.get(KIND) == "made":
+        found["of"] = {**defaults.get(str(data.get("class")), {}), **found["of"]}
+    return found
+
+
+def differences(there: Any, here: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (where, data there, data here) of the innermost that are not equal: ("[1].window", 4,
+    None).
+    """
+    both = [each.keys() if isinstance(each, dict) else None for each in (there, here)]
+    if both[0] is not None and both[0] == both[1] and there.get(KIND) == here.get(KIND):
+        for name in there:
+            below = path if KIND in there else f"{path}.{name}" if path else name
+            yield from differences(there[name], here[name], below)
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for index, inner in enumerate(zip(there, here)):
+            yield from differences(*inner, f"{path}[{index}]")
+    elif there != here:
+        yield path, there, here
+
+
 def text_of(data: Any) -> str:
     """Return data as a person would write the value."""
     if not isinstance(data, (dict, list)):

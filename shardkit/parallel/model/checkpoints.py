@@ -32,6 +32,7 @@ from ...files.paths import usable_path
 from ...nn.features import input_features
 from ...nn.kept import name_of
 from ...nn.module import configuration_of
+from ...nn.recorded import plain_defaults
 from ...optim.average import AVERAGE
 from ...optim.late import RatedRule
 from ..step.recorder import CHECKPOINT
@@ -148,12 +149,12 @@ class Checkpoints:
             "frozen": state.frozen(),
         }
 
-    def _describe_model(self) -> dict:
+    def _describe_model(self, writer: DataWriter | None = None) -> dict:
         model = self._engine.model
         cls = type(model)
         return {
             "class": cls.__name__,
-            "configuration": DataWriter().data(configuration_of(model)),
+            "configuration": (writer or DataWriter()).data(configuration_of(model)),
             "import": f"{cls.__module__}:{cls.__qualname__}",
         }
 
@@ -262,15 +263,19 @@ class Checkpoints:
     def _wanted(self, selected: Selection) -> Wanted:
         """Return what the model takes from a checkpoint."""
         state, features = self._engine.state, input_features(self._engine.model)
+        writer = DataWriter()
+        described = self._describe_model(writer)
+        makers = {described["import"]: type(self._engine.model), **writer.makers}
         return Wanted(
             state.tensors(),
-            self._describe_model(),
+            described,
             None if features is None else len(features.names),
             state.description(),
             isinstance(state.rule, RatedRule),
             selected,
             awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
+            defaults={name: writer.data(plain_defaults(cls)) for name, cls in makers.items()},
         )
 
     def _adopt(self, fit: Fit) -> None:
