@@ -75,7 +75,9 @@ def encoder(window=None):
 def of_before(data):
     """Take windows out of the description of a model: it was written before there were any."""
     if isinstance(data, dict):
-        return {k: of_before(each) for k, each in data.items() if k not in ("window", "full_layers")}
+        return {
+            k: of_before(each) for k, each in data.items() if k not in ("window", "full_layers")
+        }
     return [of_before(each) for each in data] if isinstance(data, list) else data
 
 
