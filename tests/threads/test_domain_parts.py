@@ -71,6 +71,22 @@ def test_parts_train_to_the_bits_of_whole_samples(name, ranks):
         assert numpy.array_equal(parts[0], prediction)
 
 
+@pytest.mark.parametrize("name, ranks", [("UNet 2-D", 4), ("ViT 2-D", 3)])
+def test_parts_of_integers_are_checked_as_whole_samples_are(name, ranks):
+    """A part has fewer rows than the model takes: 5, which no UNet halves, and few of an image."""
+
+    def both(backend):
+        model = made(backend, name, domain_parallel_size=ranks)
+        x, y = batch(name, 0)
+        x = (10 * x).astype("int16")
+        losses = [model.evaluate(*pair, {}) for pair in ((x, y), sk.domain_part(model).cut(x, y))]
+        model.close()
+        return losses
+
+    whole, in_parts = sk.run_ranks(ranks, both)[0]
+    assert in_parts == pytest.approx(whole, rel=1e-14)
+
+
 class Field(sk.Samples):
     """Fields of 14 rows that nobody may read whole."""
 

@@ -167,17 +167,16 @@ class SampleParts:
 
     def forms_of(self, what: str, x: Any) -> list:
         """Return arrays that a model must take if it is to take x: of a slab one of the shape of
-        whole samples, without their memory, and numbers of tokens as they are.
+        whole samples, without their memory; of integers one of the lowest, and one of the highest.
 
         Errors: ShapeError if x is another slab than this rank's.
         """
         if not isinstance(x, Rows):
             return [x]
         rows = self._rows(what, x, self._axis.dim)
-        one = [slice(0, 1)] * len(x.cuts)
-        first = rows[(*[slice(None)] * x.dim, *one)]
-        whole = numpy.broadcast_to(first, x.shape)
-        return [whole] if rows.dtype.kind == "f" else [whole, rows]
+        are_numbers = rows.dtype.kind in "iu" and rows.size
+        values = (rows.min(), rows.max()) if are_numbers else (numpy.zeros((), rows.dtype),)
+        return [numpy.broadcast_to(value, x.shape) for value in values]
 
     def targets_form(self, y: Any, prediction_shape: Shape | None) -> tuple[Any, Shape | None]:
         """Return y as an array, and the shape of its predictions: of a slab those of its rows.
