@@ -13,7 +13,6 @@ from typing import Any
 from .kept import ATOMS, MAKING, Lost, Making, kept_now
 
 _NEW = object.__new__
-_NONE = inspect.Parameter.empty  # in place of a default
 _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
@@ -152,8 +151,13 @@ def plain_defaults(cls: Any) -> dict[str, Any]:
         parameters = inspect.signature(cls.__init__, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return {}
-    given = {name: each.default for name, each in parameters.items() if each.default is not _NONE}
-    return {name: value for name, value in given.items() if type(value) in (*ATOMS, tuple)}
+    plain = *ATOMS, tuple
+    found = {}
+    for name, parameter in parameters.items():
+        default = parameter.default
+        if default is not parameter.empty and type(default) in plain:
+            found[name] = default
+    return found
 
 
 def _without_self(signature, bound):

@@ -176,14 +176,18 @@ def on_these_ranks(
     axes = [f"mesh.{axis}" for axis in CHOSEN]
     if num_ranks % MeshShape(**settings.mesh.sizes).size and not given.keys() & set(axes):
         settings = settings.replace(dict.fromkeys(axes, 1))
-    were, are = stored.mesh.sizes, settings.mesh.sizes
-    left = {name for axis, name in _BY_HAND.items() if were[axis] != are[axis]} - given.keys()
-    settings = settings.replace(dict.fromkeys(left))
+    left_out = [name for axis, name in _BY_HAND.items() if _differ_along(axis, stored, settings)]
+    settings = settings.replace({name: None for name in left_out if name not in given})
     replicas = num_replicas(settings, num_ranks)
     chosen = "parallel.policy", "parallel.shard_ranks"
     if not given.keys() & set(chosen) and not makes_groups(settings, replicas):
         settings = settings.replace({"parallel.policy": "fsdp", "parallel.shard_ranks": None})
     return settings.replace({"batch.sequences": settings.batch.micro_batch * replicas})
+
+
+def _differ_along(axis: str, a: RunConfiguration, b: RunConfiguration) -> bool:
+    """Return True if an axis has another number of ranks in the one than in the other."""
+    return a.mesh.sizes[axis] != b.mesh.sizes[axis]
 
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:

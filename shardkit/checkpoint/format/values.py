@@ -58,8 +58,7 @@ def differences(there: Any, here: Any, path: str = "") -> Iterator[tuple[str, An
     """Yield (where, data there, data here) of the innermost that are not equal: ("[1].window", 4,
     None).
     """
-    both = [each.keys() if isinstance(each, dict) else None for each in (there, here)]
-    if both[0] is not None and both[0] == both[1] and there.get(KIND) == here.get(KIND):
+    if isinstance(there, dict) and _names_in(there) == _names_in(here):
         for name in there:
             below = path if KIND in there else f"{path}.{name}" if path else name
             yield from differences(there[name], here[name], below)
@@ -68,6 +67,11 @@ def differences(there: Any, here: Any, path: str = "") -> Iterator[tuple[str, An
             yield from differences(*inner, f"{path}[{index}]")
     elif there != here:
         yield path, there, here
+
+
+def _names_in(data: Any) -> Any:
+    """Return of what kind data is, and which names are in it; None where there are none."""
+    return (data.get(KIND), data.keys()) if isinstance(data, dict) else None
 
 
 def text_of(data: Any) -> str:

@@ -65,8 +65,10 @@ def calls_before_closing(communicator: int, rank: int) -> Calls | None:
 
 def _beside(communicator: int) -> list[int]:
     """Return a communicator, and the others that this thread has opened."""
+    here = get_ident()
     known = list(_open.items())
-    return [number for number, (by, _) in known if by == get_ident() or number == communicator]
+    others = [number for number, (thread, _) in known if thread == here]
+    return list(dict.fromkeys((communicator, *others)))
 
 
 def _path(communicator: int, rank: int) -> Path | None:

@@ -174,8 +174,9 @@ class SampleParts:
         if not isinstance(x, Rows):
             return [x]
         rows = self._rows(what, x, self._axis.dim)
-        are_numbers = rows.dtype.kind in "iu" and rows.size
-        values = (rows.min(), rows.max()) if are_numbers else (numpy.zeros((), rows.dtype),)
+        values = [numpy.zeros((), rows.dtype)]
+        if rows.dtype.kind in "iu" and rows.size:
+            values = [rows.min(), rows.max()]
         return [numpy.broadcast_to(value, x.shape) for value in values]
 
     def targets_form(self, y: Any, prediction_shape: Shape | None) -> tuple[Any, Shape | None]:

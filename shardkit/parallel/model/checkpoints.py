@@ -7,6 +7,7 @@ Every method is collective over the mesh, unless it says otherwise.
 
 import os
 import warnings
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -264,18 +265,16 @@ class Checkpoints:
         """Return what the model takes from a checkpoint."""
         state, features = self._engine.state, input_features(self._engine.model)
         writer = DataWriter()
-        described = self._describe_model(writer)
-        makers = {described["import"]: type(self._engine.model), **writer.makers}
         return Wanted(
             state.tensors(),
-            described,
+            self._describe_model(writer),
             None if features is None else len(features.names),
             state.description(),
             isinstance(state.rule, RatedRule),
             selected,
             awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
-            defaults={name: writer.data(plain_defaults(cls)) for name, cls in makers.items()},
+            defaults=partial(_defaults, writer, type(self._engine.model)),
         )
 
     def _adopt(self, fit: Fit) -> None:
@@ -316,6 +315,12 @@ class Checkpoints:
         """Go on with the companions and attributes of a model, of which this one is a copy."""
         self.companions = other.companions
         self.attributes.succeed(other.attributes)
+
+
+def _defaults(writer: DataWriter, model: type) -> dict[str, dict]:
+    """Return {class: {argument: data}} of a model and what it is made of, as it was described."""
+    makers = {f"{model.__module__}:{model.__qualname__}": model, **writer.makers}
+    return {name: writer.data(plain_defaults(cls)) for name, cls in makers.items()}
 
 
 def _folder(path) -> Path:
