@@ -335,8 +335,12 @@ def _settings_apart(models: tuple, defaults: dict) -> Iterator[tuple]:
     """Yield (setting, where in it, data there, data here) of what two models have otherwise."""
     known = with_lists(defaults)
     of_model = known.get(models[1].get("import", ""), {})
+
+    def defaults_of(name):
+        return known.get(name, {})
+
     described = [{"class": each["class"], **of_model, **each["configuration"]} for each in models]
-    there, here = [with_defaults(with_lists(each), known) for each in described]
+    there, here = [with_defaults(with_lists(each), defaults_of) for each in described]
     for name in [name for name in there if name in here]:
         for found in differences(there[name], here[name], name):
             yield name, *found

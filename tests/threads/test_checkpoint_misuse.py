@@ -3,6 +3,7 @@ values.
 """
 
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from checkpoints import edit_manifest, rows, save_boxes
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore
+from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore, compare
 from shardkit.testing.nn import Normal
 
 
@@ -93,7 +94,10 @@ def model_of_before(folder):
     ],
 )
 def test_arguments_that_are_younger_than_a_checkpoint_had_their_defaults(make, words, tmp_path):
-    model_of_before(save_mlp(tmp_path, make))
+    folder = save_mlp(tmp_path, make)
+    now = shutil.copytree(folder, tmp_path / "now" / folder.name)
+    model_of_before(folder)
+    assert compare(Checkpoint(folder), Checkpoint(now)).is_equal
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(tmp_path, make)

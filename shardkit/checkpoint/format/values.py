@@ -5,7 +5,7 @@
 What writes and reads it is checkpoint/values.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 KIND = "$"  # the key of data that is no list and no dict of its own
@@ -38,11 +38,11 @@ def with_lists(data: Any) -> Any:
     return [with_lists(inner) for inner in data] if isinstance(data, (list, tuple)) else data
 
 
-def with_defaults(data: Any, defaults: dict[str, dict[str, Any]]) -> Any:
+def with_defaults(data: Any, defaults: Callable[[str], dict[str, Any]]) -> Any:
     """Return data with the defaults of arguments that it lacks: what is made was described when its
     class had fewer.
 
-    defaults   {class: {argument: data}}
+    defaults   function (class) -> {argument: data}
     """
     if isinstance(data, list):
         return [with_defaults(inner, defaults) for inner in data]
@@ -50,7 +50,7 @@ def with_defaults(data: Any, defaults: dict[str, dict[str, Any]]) -> Any:
         return data
     found = {name: with_defaults(inner, defaults) for name, inner in data.items()}
     if data.get(KIND) == "made":
-        found["of"] = {**defaults.get(str(data.get("class")), {}), **found["of"]}
+        found["of"] = {**defaults(str(data.get("class"))), **found["of"]}
     return found
 
 
