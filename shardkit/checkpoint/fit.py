@@ -10,13 +10,14 @@ The user is told what is unused or missing. A load of the parameters alone begin
 """
 
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointError
 from ..optim.average import AVERAGE
 from ..optim.description import rule_text
 from .format.description import state_since
-from .format.values import text_of, with_lists
+from .format.values import differences, text_of, with_defaults, with_lists
 from .paths import (
     BUFFERS,
     MODEL,
@@ -68,6 +69,8 @@ class Wanted:
     awaited       names of the parameters that await the values of a checkpoint: none of them may be
                   left out
     frozen        names of its parameters that keep their values, and have no state in `tensors`
+    defaults      function () -> {class: {argument: data}} of the model and what it is made of: of
+                  arguments that a checkpoint of before says nothing of
     """
 
     tensors: dict[str, Form]
@@ -78,6 +81,7 @@ class Wanted:
     selection: Selection = Selection()
     awaited: frozenset[str] = frozenset()
     frozen: tuple[str, ...] = ()
+    defaults: Callable[[], dict[str, dict]] = dict
 
     @property
     def dtype(self) -> str:
@@ -278,7 +282,7 @@ class Fit:
 
     def warn(self) -> None:
         """Warn the user of load_model() of other settings and other optimizer state."""
-        for difference in (self._model_difference(), self._rule_difference()):
+        for difference in (_model_difference(self), self._rule_difference()):
             if difference:
                 warnings.warn(f"{self.stored.where} was written under {difference}", stacklevel=5)
         if self.missing_buffers:
@@ -287,23 +291,6 @@ class Fit:
                 f"{self.stored.where} holds no buffers; {names} begin with their initial values",
                 stacklevel=5,
             )
-
-    def _model_difference(self) -> str:
-        """Name settings that shapes do not show, such as the number of heads.
-
-        The seed of initial weights does not matter, nor do updates that a partial load leaves out.
-        """
-        ignored = {"seed"} | (_UPDATES if self.match is not None else set())
-        there, here = [
-            {"class": model["class"], **with_lists(model["configuration"])}
-            for model in (self.stored.description["model"], self.wanted.model)
-        ]
-        different = [
-            f"{name} = {text_of(there[name]):.200} there and {text_of(here[name]):.200} here"
-            for name in there
-            if name in here and name not in ignored and there[name] != here[name]
-        ]
-        return f"other settings of the model: {', '.join(different)}" if different else ""
 
     def _rule_difference(self) -> str:
         """Name optimizer state that is missing or unused, but for parameters alone."""
@@ -323,6 +310,40 @@ class Fit:
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
+
+
+def _model_difference(fit: Fit) -> str:
+    """Name settings that shapes do not show, such as the number of heads.
+
+    The seed of initial weights does not matter, nor do updates that a partial load leaves out.
+    """
+    models = fit.stored.description["model"], fit.wanted.model
+    names = ("class", "configuration")
+    if all([models[0][name] == models[1][name] for name in names]):
+        return ""
+    different = _settings_apart(models, fit.wanted.defaults())
+    ignored = {"seed"} | (_UPDATES if fit.match is not None else set())
+    told = [
+        f"{where} = {text_of(then):.200} there and {text_of(now):.200} here"
+        for name, where, then, now in different
+        if name not in ignored
+    ]
+    return f"other settings of the model: {', '.join(told)}" if told else ""
+
+
+def _settings_apart(models: tuple, defaults: dict) -> Iterator[tuple]:
+    """Yield (setting, where in it, data there, data here) of what two models have otherwise."""
+    known = with_lists(defaults)
+    of_model = known.get(models[1].get("import", ""), {})
+
+    def defaults_of(name):
+        return known.get(name, {})
+
+    described = [{"class": each["class"], **of_model, **each["configuration"]} for each in models]
+    there, here = [with_defaults(with_lists(each), defaults_of) for each in described]
+    for name in [name for name in there if name in here]:
+        for found in differences(there[name], here[name], name):
+            yield name, *found
 
 
 def _check_state(stored: Stored) -> None:

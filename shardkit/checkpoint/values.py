@@ -76,11 +76,13 @@ class DataWriter:
     paths        {id: path in the model} of modules, parameters and buffers that are named and not
                  described
     most_bytes   of an array that is written whole; of a larger one the checksum
+    makers       {name: class} of what is made, as far as it was described
     """
 
     def __init__(self, paths: dict[int, str] | None = None, most_bytes: int = MOST_BYTES) -> None:
         self._paths = {} if paths is None else paths
         self._most_bytes = most_bytes
+        self.makers: dict[str, type] = {}
         self._met: dict[int, tuple[int, Any]] = {}  # the value itself too: ids stay its own
 
     def data_of_any(self, value: Any) -> Any:
@@ -166,6 +168,7 @@ class DataWriter:
         if isinstance(making, Lost) or not _is_found(making.of):
             return _lost(making if isinstance(making, Lost) else _lost_class(making.of))
         arguments = arguments_of(making)
+        self.makers[_named_class(making.of)] = making.of
         return _of("made", {name: self.data(v) for name, v in arguments.items()}, making.of)
 
     def _tensor(self, value):
@@ -198,8 +201,12 @@ class DataWriter:
 
 
 def _of(kind: str, content: Any, cls: type | None = None) -> dict[str, Any]:
-    named = {} if cls is None else {"class": f"{cls.__module__}:{cls.__qualname__}"}
+    named = {} if cls is None else {"class": _named_class(cls)}
     return {KIND: kind, **named, "of": content}
+
+
+def _named_class(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _lost(lost: Lost) -> dict[str, Any]:
@@ -213,7 +220,7 @@ def _lost_class(cls: Any) -> Lost:
 
 
 def _is_found(cls: type) -> bool:
-    return name_of(cls) == f"{cls.__module__}:{cls.__qualname__}"
+    return name_of(cls) == _named_class(cls)
 
 
 def _parts(value):

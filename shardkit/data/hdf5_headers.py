@@ -58,7 +58,9 @@ class Headers:
         layout = found.get(_LAYOUT, b"")
         if len(found) != 3 or len(layout) < 14:
             raise ValueError("its shape, type or layout is not there")
-        mapping = self._heap_object(number_at(layout, 2, 8), number_at(layout, 10, 4))
+        mapping = b""  # without sources
+        if layout[2:10] != _NOWHERE:
+            mapping = self._heap_object(number_at(layout, 2, 8), number_at(layout, 10, 4))
         return VirtualMessages(found[_SPACE], found[_TYPE], mapping)
 
     def check_attributes(self, address: int) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy
 
+from ..errors import InputError
 from ..files.reading import is_plain, library
 from . import hdf5
 from .columns import Field, RowBand
 from .hdf5_claims import check_claims
 from .hdf5_headers import VirtualMessages
-from .hdf5_virtual import rows_of, shape_of, sources_of
+from .hdf5_virtual import OtherMapping, rows_of, shape_of, sources_of
 from .mapped import FileMap, MappedRows
 from .table import NumberTable
 from .virtual_rows import VirtualRows, shape_read
@@ -83,7 +84,15 @@ class HDF5Table(NumberTable):
         """Return what reads a virtual dataset. Errors: InputError."""
         shape = (field.rows, *field.shape)
         with library(self.path, field.name):
-            parts = rows_of(sources_of(self._virtual[field.name].mapping, shape), shape)
+            try:
+                parts = rows_of(sources_of(self._virtual[field.name].mapping, shape), shape)
+            except OtherMapping as found:
+                raise InputError(
+                    f"{field.name} of {self.path} is virtual, and {found}; wanted rows that lie "
+                    "each in one source: h5repack -l CONTI copies them into a file that has them",
+                    self.path,
+                    field.name,
+                ) from None
         made = VirtualRows(self.path, field, parts, partial(HDF5Table, is_source=True))
         for path in made.files:
             self._contents.check(path)

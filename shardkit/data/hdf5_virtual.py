@@ -22,6 +22,10 @@ _MOST_ENTRIES = 1 << 20
 Box = tuple[tuple[int, int], ...]  # [start, stop) of each dim
 
 
+class OtherMapping(ValueError):
+    """A mapping of another kind than rows that lie each in one source."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A part of a virtual dataset.
@@ -49,8 +53,10 @@ def shape_of(message: bytes) -> Shape:
 def sources_of(block: bytes, shape: Shape) -> list[Source]:
     """Return the parts of a virtual dataset of this shape, from its block of a global heap.
 
-    Errors: ValueError on what is damaged, or is mapped in another way than box by box.
+    Errors: ValueError on what is damaged; OtherMapping on what is not mapped box by box.
     """
+    if not block:
+        raise OtherMapping("it has no sources")
     if len(block) < 13 or block[0] != 0:
         raise ValueError("its mapping is of a version that is not read")
     if lookup3(block[:-4]) != number_at(block, len(block) - 4, 4):
@@ -69,7 +75,7 @@ def _entry(reader: "_Reader", shape) -> Source:
     file, dataset = reader.text(), reader.text()
     theirs, ours = reader.selection(), reader.selection()
     if "%" in file + dataset:
-        raise ValueError(f"the names of its sources are made from numbers: {file}, {dataset}")
+        raise OtherMapping(f"the names of its sources are made from numbers: {file}, {dataset}")
     return Source(file, dataset, theirs, ours or tuple((0, size) for size in shape))
 
 
@@ -110,7 +116,7 @@ class _Reader:
         self.number(8)
         rank, count = self._rank(), self.number(4)
         if count != 1:
-            raise ValueError("its sources are interleaved")
+            raise OtherMapping("its sources are interleaved")
         starts = [self.number(4) for _ in range(rank)]
         return tuple((start, self.number(4) + 1) for start in starts)
 
@@ -121,7 +127,7 @@ class _Reader:
             self.number(4)
         rank = self._rank()
         if not is_regular or width not in (2, 4, 8):
-            raise ValueError("its sources are interleaved")
+            raise OtherMapping("its sources are interleaved")
         return tuple(self._extent(width) for _ in range(rank))
 
     def _rank(self) -> int:
@@ -133,9 +139,9 @@ class _Reader:
     def _extent(self, width: int) -> tuple[int, int]:
         start, stride, count, block = (self.number(width) for _ in range(4))
         if max(count, block) == (1 << 8 * width) - 1:
-            raise ValueError("its sources have no end")
+            raise OtherMapping("its sources have no end")
         if count != 1 and stride != block:
-            raise ValueError("its sources are interleaved")
+            raise OtherMapping("its sources are interleaved")
         return start, start + count * block
 
 
@@ -159,18 +165,18 @@ class RowSource:
 def rows_of(sources: list[Source], shape: Shape) -> list[RowSource]:
     """Return the sources as whole rows, in their order, which are all rows of the shape.
 
-    Errors: ValueError if a row is in no source, or in two, or is cut.
+    Errors: OtherMapping if a row is in no source, or in two, or is cut.
     """
     found = sorted((_rows(each, shape) for each in sources), key=lambda each: each.start)
     at = 0
     for each in found:
         if each.start > at:
-            raise ValueError(f"its rows {at:,} to {each.start - 1:,} are in no source")
+            raise OtherMapping(f"its rows {at:,} to {each.start - 1:,} are in no source")
         if each.start < at:
-            raise ValueError(f"its row {each.start:,} is in two sources")
+            raise OtherMapping(f"its row {each.start:,} is in two sources")
         at = each.stop
     if at != shape[0]:
-        raise ValueError(f"its rows {at:,} to {shape[0] - 1:,} are in no source")
+        raise OtherMapping(f"its rows {at:,} to {shape[0] - 1:,} are in no source")
     return found
 
 
@@ -179,7 +185,7 @@ def _rows(source: Source, shape) -> RowSource:
     is_whole = len(ours) == len(shape) and ours[1:] == tuple((0, size) for size in row)
     start, stop = ours[0]
     if not is_whole or not start < stop <= shape[0]:
-        raise ValueError("its rows are cut, or beyond its shape")
+        raise OtherMapping("its rows are cut, or beyond its shape")
     if theirs is None:
         return RowSource(source, start, stop, 0, False)
     size = prod(end - begin for begin, end in theirs)
@@ -189,7 +195,7 @@ def _rows(source: Source, shape) -> RowSource:
         return RowSource(source, start, stop, theirs[0][0], False)
     if stop - start == 1 and theirs == tuple((0, size) for size in row):
         return RowSource(source, start, stop, 0, True)
-    raise ValueError("its sources are parts of rows")
+    raise OtherMapping("its sources are parts of rows")
 
 
 # ---- checksum ------------------------------------------------------------------------------------

@@ -143,6 +143,23 @@ def arguments_of(making: Making | Lost) -> dict[str, Any]:
     }
 
 
+def plain_defaults(cls: Any) -> dict[str, Any]:
+    """Return {name: default} of the arguments that a class can be made without, where that is plain
+    data, or a tuple.
+    """
+    try:
+        parameters = inspect.signature(cls.__init__, follow_wrapped=False).parameters
+    except (TypeError, ValueError):
+        return {}
+    plain = *ATOMS, tuple
+    found = {}
+    for name, parameter in parameters.items():
+        default = parameter.default
+        if default is not parameter.empty and type(default) in plain:
+            found[name] = default
+    return found
+
+
 def _without_self(signature, bound):
     """Yield (name, parameter, value) of what comes after the first argument."""
     for index, (name, parameter) in enumerate(signature.parameters.items()):

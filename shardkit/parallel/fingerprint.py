@@ -12,6 +12,8 @@ import zlib
 from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 
@@ -23,6 +25,7 @@ from ..optim.groups import ParameterGroup
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment
+_first_texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # of losses
 
 
 def facts_of(model: Module, config, policy: Policy) -> dict[str, str]:
@@ -39,8 +42,9 @@ def facts_of(model: Module, config, policy: Policy) -> dict[str, str]:
         "the policy": policy.name,
         "the model": describe(type(model)),
         **settings,
+        "loss": describe_loss(config.loss),
         "checked mode": str(config.is_checked),
-        "the model's loss": describe(model.loss),
+        "the model's loss": describe_loss(model.loss),
         **_facts_of_model(model, config.seed),
     }
 
@@ -126,6 +130,17 @@ def describe(value) -> str:
         ]
         return f"{type(value).__qualname__}({', '.join(entries)})"
     return f"{type(value).__qualname__}({_settings(value)})"
+
+
+def describe_loss(loss) -> str:
+    """Return a loss as text; of an object of a user the text as it was when it was first asked for:
+    what it has seen since, such as the terms of the last batch, is its rank's own.
+    """
+    text = describe(loss)
+    try:
+        return text if _is_ours(type(loss)) else _first_texts.setdefault(loss, text)
+    except TypeError:  # it has no hash, or takes no weak reference
+        return text
 
 
 def _says_code(function) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..comm.backend import CommunicationBackend
 from ..comm.same import alike, facts_of, versions
 from ..data.samples import Samples, taken_by
-from ..parallel.fingerprint import describe
+from ..parallel.fingerprint import describe, describe_loss
 from ..parallel.model.callback import Callback
 from ..task.task import Task
 from .settings import RunConfiguration
@@ -84,7 +84,7 @@ def facts_of_task(task: Task, callbacks: Iterable[Callback]) -> dict[str, str]:
     called = [type(each).__qualname__ for each in callbacks if each.on_all_ranks]
     return {
         "the task": type(task).__qualname__,
-        "its loss": describe(task.loss),
+        "its loss": describe_loss(task.loss),
         "its metrics": describe(metrics),
         **{f"its {name}": _digest(content) for name, content in task.companions().items()},
         "callbacks on all ranks": describe(called),

@@ -91,7 +91,7 @@ class TrainedRun:
             if not has_checkpoints(folder):
                 raise no_run_in(folder)
             stored = stored_settings(folder, task, trust)
-            settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
+            settings = on_these_ranks(stored, given, backend.world_size)
             self.task: Task = settings.make_task()
             self.task.open(folder)
         self.backend = backend
@@ -158,22 +158,36 @@ class TrainedRun:
         self.model.close()
 
 
+# {axis: what says by hand how its ranks cut blocks or samples}
+_BY_HAND = {"pipeline": "parallel.blocks_per_stage", "domain": "parallel.domain_grid"}
+
+
 def on_these_ranks(
-    settings: RunConfiguration, given: dict[str, Any], num_ranks: int
+    stored: RunConfiguration, given: dict[str, Any], num_ranks: int
 ) -> RunConfiguration:
-    """Return the settings with a mesh and a global batch that so many ranks can share.
+    """Return the settings of a run, changed by those that are given, with a mesh and a global batch
+    that so many ranks can share.
 
     Stages and tensor ranks of the run are kept if they divide the ranks, or were given; so are its
-    groups of data ranks, else all data ranks share one copy.
+    groups of data ranks, else all data ranks share one copy; and so is how the ranks of an axis cut
+    what they have, where they are as many as in the run.
     """
+    settings = resumed(stored, given)
     axes = [f"mesh.{axis}" for axis in CHOSEN]
     if num_ranks % MeshShape(**settings.mesh.sizes).size and not given.keys() & set(axes):
         settings = settings.replace(dict.fromkeys(axes, 1))
+    left_out = [name for axis, name in _BY_HAND.items() if _differ_along(axis, stored, settings)]
+    settings = settings.replace({name: None for name in left_out if name not in given})
     replicas = num_replicas(settings, num_ranks)
     chosen = "parallel.policy", "parallel.shard_ranks"
     if not given.keys() & set(chosen) and not makes_groups(settings, replicas):
         settings = settings.replace({"parallel.policy": "fsdp", "parallel.shard_ranks": None})
     return settings.replace({"batch.sequences": settings.batch.micro_batch * replicas})
+
+
+def _differ_along(axis: str, a: RunConfiguration, b: RunConfiguration) -> bool:
+    """Return True if an axis has another number of ranks in the one than in the other."""
+    return a.mesh.sizes[axis] != b.mesh.sizes[axis]
 
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:

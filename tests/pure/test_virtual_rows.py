@@ -251,8 +251,9 @@ def test_a_mapping_that_is_not_row_by_row_is_refused(case, libver, tmp_path, mon
         h5py, "File", lambda *a, **how: whole(*a, **({"libver": libver} | how if "w" in a else how))
     )
     write(tmp_path)
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=words) as refused:
         read(tmp_path / "all.h5")
+    assert "damaged" not in str(refused.value) and "h5repack" in str(refused.value)
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])

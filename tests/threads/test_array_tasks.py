@@ -136,6 +136,41 @@ def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_t
     assert found.metrics["rmse"] == pytest.approx(numpy.sqrt((error**2).mean()), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "case, mesh, ranks, others",
+    [
+        (
+            "masks",
+            {"mesh.domain": 2, "parallel.domain_grid": [1, 2]},
+            2,
+            [(1, {}), (3, {"mesh.domain": 3})],
+        ),
+        (
+            "images",
+            {"mesh.pipeline": 2, "parallel.blocks_per_stage": [2, 2]},
+            2,
+            [(1, {}), (3, {})],
+        ),
+    ],
+)
+def test_a_run_is_measured_on_ranks_that_cut_otherwise(case, mesh, ranks, others, data, tmp_path):
+    """How its own ranks cut blocks or samples, by hand, says nothing of others."""
+    run(settings_of(data, tmp_path / "run", case, **mesh), ranks)
+
+    def measure(backend, given):
+        trained = TrainedRun(tmp_path / "run", given, backend)
+        found = evaluate(trained, trained.samples(None))
+        trained.close()
+        return found.loss
+
+    def loss_on(number, given):
+        return sk.run_ranks(number, lambda backend: measure(backend, given))[0]
+
+    wanted = loss_on(ranks, {})
+    for number, given in others:
+        assert loss_on(number, given) == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["masks", "images"])
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ values.
 """
 
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from checkpoints import edit_manifest, rows, save_boxes
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore
+from shardkit.testing.checkpoint import Candidates, Checkpoint, CheckpointStore, compare
 from shardkit.testing.nn import Normal
 
 
@@ -63,6 +64,45 @@ def test_a_model_of_the_same_shapes_that_computes_something_else_is_a_warning(
     with pytest.warns(UserWarning, match=words) as said:
         load(tmp_path, here, only=only)
     assert len(said) == 1
+
+
+def encoder(window=None):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, window=window)
+    model = nn.Sequential(nn.Linear(3, 4), layer)
+    model.loss = nn.MSELoss()
+    return model
+
+
+def of_before(data):
+    """Take windows out of the description of a model: it was written before there were any."""
+    if isinstance(data, dict):
+        return {
+            k: of_before(each) for k, each in data.items() if k not in ("window", "full_layers")
+        }
+    return [of_before(each) for each in data] if isinstance(data, list) else data
+
+
+def model_of_before(folder):
+    edit_manifest(folder, lambda m: m.update(model=of_before(m["model"])))
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (small_gpt, "model: window = None there and 3 here$"),
+        (encoder, r"model: \*modules\[1\].window = None there and 3 here$"),
+    ],
+)
+def test_arguments_that_are_younger_than_a_checkpoint_had_their_defaults(make, words, tmp_path):
+    folder = save_mlp(tmp_path, make)
+    now = shutil.copytree(folder, tmp_path / "now" / folder.name)
+    model_of_before(folder)
+    assert compare(Checkpoint(folder), Checkpoint(now)).is_equal
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(tmp_path, make)
+    with pytest.warns(UserWarning, match=words):
+        load(tmp_path, lambda: make(window=3))
 
 
 class Tupled(sk.models.MLP):

@@ -9,7 +9,7 @@ from builders import TINY_RUN
 from test_domain_models import MODELS, STEPS, batch
 
 import shardkit as sk
-from shardkit import Rows, SamplePart, ShapeError, models
+from shardkit import Rows, SamplePart, ShapeError, models, nn
 from shardkit.testing.nn import RMSE
 from shardkit.testing.task import Language, load_task, survey
 from shardkit.testing.train import (
@@ -69,6 +69,51 @@ def test_parts_train_to_the_bits_of_whole_samples(name, ranks):
         assert numpy.array_equal(whole, prediction)
     else:
         assert numpy.array_equal(parts[0], prediction)
+
+
+@pytest.mark.parametrize("name, ranks", [("UNet 2-D", 4), ("ViT 2-D", 3)])
+def test_parts_of_integers_are_checked_as_whole_samples_are(name, ranks):
+    """A part has fewer rows than the model takes: 5, which no UNet halves, and few of an image."""
+
+    def both(backend):
+        model = made(backend, name, domain_parallel_size=ranks)
+        x, y = batch(name, 0)
+        x = (10 * x).astype("int16")
+        losses = [model.evaluate(*pair, {}) for pair in ((x, y), sk.domain_part(model).cut(x, y))]
+        model.close()
+        return losses
+
+    whole, in_parts = sk.run_ranks(ranks, both)[0]
+    assert in_parts == pytest.approx(whole, rel=1e-14)
+
+
+def drawn(*shape):
+    return numpy.random.default_rng(len(shape)).normal(size=shape)
+
+
+ALIKE = {  # parts of one shape: (model, x, y)
+    "rows": (lambda: nn.Conv2d(1, 2, 3, padding=1, **F64), drawn(2, 1, 12, 5), drawn(2, 2, 12, 5)),
+    "tokens": (lambda: nn.Linear(3, 2, **F64), drawn(2, 12, 3), drawn(2, 12, 2)),
+}
+
+
+@pytest.mark.parametrize("what", ALIKE)
+def test_rows_of_a_rank_that_are_passed_as_whole_samples_are_refused(what):
+    """Every rank would take its part of its part."""
+    layer, x, y = ALIKE[what]
+
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, loss=nn.MSELoss())
+        model = sk.HybridShardedModel(nn.Sequential(layer()), config, domain_parallel_size=3)
+        in_parts = sk.domain_part(model).cut(x, y)
+        own_x, own_y = [each.array for each in in_parts]
+        for call in (model.train, model.evaluate, lambda x, y: model.predict(x)):
+            with pytest.raises(ShapeError, match="given x.* or other ones, .* domain_part"):
+                call(own_x, own_y)
+        return model.evaluate(*in_parts), model.evaluate(x, y)
+
+    in_parts, whole = sk.run_ranks(3, on_rank)[0]
+    assert in_parts == pytest.approx(whole, rel=1e-14)
 
 
 class Field(sk.Samples):

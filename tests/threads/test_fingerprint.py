@@ -184,6 +184,54 @@ def test_another_lambda_as_loss_on_one_rank_is_named():
     assert "lambda> with code" in refused_on_all_ranks(build, "^loss is ")
 
 
+class Noting:
+    """A loss that keeps what its rank has seen."""
+
+    def __init__(self, scale=1.0):
+        self.scale, self.last, self.seen = scale, 0.0, []
+
+    def __call__(self, prediction, y):
+        loss = mean_square(prediction, y) * self.scale
+        self.last = loss.item()
+        self.seen.append(self.last)
+        return loss
+
+
+class NotingLoss(sk.nn.Loss, Noting):
+    __call__ = sk.nn.Loss.__call__
+
+    def total(self, prediction, y):
+        return Noting.__call__(self, prediction, y) * self.count(y)
+
+    def count(self, y):
+        return len(y)
+
+
+@pytest.mark.parametrize("kind", [Noting, NotingLoss])
+def test_what_a_loss_has_seen_is_of_its_rank_alone(kind):
+    """And is no other loss: in a later call, nor in the next model."""
+
+    def run(backend):
+        loss, x = kind(), numpy.full((2, 3), 1.0 + backend.rank)
+        for config in ({"loss": loss}, {"loss": mean_square}):
+            model = Sequential(sk.nn.Linear(3, 1))
+            if config["loss"] is mean_square:
+                model.loss = loss
+            sharded = sk.DDPModel(model, sk.ShardingConfiguration(backend, **config))
+            for _ in range(2):
+                sharded.train(x, x[:, :1])
+                sharded.compute_gradients(x, x[:, :1], loss=loss)
+        return tuple(loss.seen)
+
+    assert len({*sk.run_ranks(2, run)}) == 2
+
+    def build(backend, is_odd):
+        config = sk.ShardingConfiguration(backend, loss=kind(2.0 + is_odd))
+        return sk.DDPModel(Sequential(sk.nn.Linear(3, 1)), config)
+
+    refused_on_all_ranks(build, "^loss is .*scale=3.0")
+
+
 def test_another_policy_on_one_rank_is_named():
     def build(backend, is_odd):
         return (sk.DDPModel if is_odd else sk.FSDPModel)(

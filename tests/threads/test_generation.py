@@ -79,6 +79,21 @@ def test_sequence_parallel_ranks_write_the_same_text():
     assert all([text.tolist() for text in of_rank] == expected for of_rank in texts)
 
 
+def test_a_text_that_sequence_parallel_ranks_would_fill_up_beyond_the_model_is_refused():
+    """Of 11 tokens that 2 ranks fill up to 12; one of 10 is written."""
+
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, sequence_parallel=True)
+        model = sk.TensorParallelModel(sk.models.GPT(11, 11, 8, 1, 2, seed=3), config)
+        with pytest.raises(
+            ConfigurationError, match=r"11 tokens = 2 tensor ranks x 5 \+ 1, .* 11 of"
+        ):
+            model.generate([PROMPTS[0]], 7)
+        return len(model.generate([PROMPTS[0]], 6)[0])
+
+    assert sk.run_ranks(2, on_rank) == [6, 6]
+
+
 def test_a_text_ends_before_its_stop_token():
     whole = alone(gpt())
     stop = whole[0][4]

@@ -53,6 +53,19 @@ def test_checked_mode_names_the_rank_whose_batch_differs_from_that_of_its_peers(
     sk.run_ranks(num_ranks, run)
 
 
+@pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 1)])
+def test_the_first_batch_is_compared_between_peers_without_checked_mode(pipeline, tensor):
+    """Stages would train x of one rank on y of another, tensor ranks on several x."""
+
+    def run(backend):
+        model = make(backend, pipeline, tensor, check=False)
+        with pytest.raises(sk.ShardingError, match="^rank 1 passed another batch than rank 0"):
+            model.train(*token_batch(backend.rank, 4))
+        return model.train(*token_batch(0, 4))
+
+    assert len({*sk.run_ranks(2, run)}) == 1
+
+
 def test_data_replicas_may_have_batches_of_their_own_in_checked_mode():
     def run(backend):
         model = make(backend)

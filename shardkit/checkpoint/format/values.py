@@ -5,7 +5,7 @@
 What writes and reads it is checkpoint/values.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 KIND = "$"  # the key of data that is no list and no dict of its own
@@ -36,6 +36,42 @@ def with_lists(data: Any) -> Any:
             return with_lists(data.get("of"))
         return {name: with_lists(inner) for name, inner in data.items()}
     return [with_lists(inner) for inner in data] if isinstance(data, (list, tuple)) else data
+
+
+def with_defaults(data: Any, defaults: Callable[[str], dict[str, Any]]) -> Any:
+    """Return data with the defaults of arguments that it lacks: what is made was described when its
+    class had fewer.
+
+    defaults   function (class) -> {argument: data}
+    """
+    if isinstance(data, list):
+        return [with_defaults(inner, defaults) for inner in data]
+    if not isinstance(data, dict):
+        return data
+    found = {name: with_defaults(inner, defaults) for name, inner in data.items()}
+    if data.get(KIND) == "made":
+        found["of"] = {**defaults(str(data.get("class"))), **found["of"]}
+    return found
+
+
+def differences(there: Any, here: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (where, data there, data here) of the innermost that are not equal: ("[1].window", 4,
+    None).
+    """
+    if isinstance(there, dict) and _names_in(there) == _names_in(here):
+        for name in there:
+            below = path if KIND in there else f"{path}.{name}" if path else name
+            yield from differences(there[name], here[name], below)
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for index, inner in enumerate(zip(there, here)):
+            yield from differences(*inner, f"{path}[{index}]")
+    elif there != here:
+        yield path, there, here
+
+
+def _names_in(data: Any) -> Any:
+    """Return of what kind data is, and which names are in it; None where there are none."""
+    return (data.get(KIND), data.keys()) if isinstance(data, dict) else None
 
 
 def text_of(data: Any) -> str:

@@ -4,15 +4,22 @@ Tensors are read in windows of a few boxes, from whatever files and boxes they w
 model of any size is compared in the same memory, and the meshes that wrote the two do not matter.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, prod
 
 import numpy
 
+from ...errors import CheckpointError
+from ...files.trust import Trust
 from ...layout.box import flat_range_to_boxes
+from ...nn.recorded import plain_defaults
 from ..format.description import state_since
-from ..format.values import with_lists
+from ..format.values import with_defaults, with_lists
 from ..load import Checkpoint
+from ..names import CodeNames
+from ..values import DataWriter
 from .tree import in_order, shape_text
 
 WINDOW = 1 << 18  # elements of each checkpoint that are in memory
@@ -129,12 +136,24 @@ def _description(manifest: dict, model_only: bool) -> dict:
 
     The seed of a model only says how its weights began.
     """
-    model = {"model": manifest["model"]["class"]}
-    for name, value in manifest["model"]["configuration"].items():
+    described = manifest["model"]
+    model = {"model": described["class"]}
+    settings = {**_defaults(str(described.get("import"))), **described["configuration"]}
+    for name, value in with_defaults(settings, _defaults).items():
         if not (model_only and name == "seed"):
             model[f"model.{name}"] = with_lists(value)
     model["active_features"] = manifest["active_features"]
     return model if model_only else {**_description_of_run(manifest), **model}
+
+
+@cache
+def _defaults(name: str) -> dict:
+    """Return {argument: data} that the class of this name can be made without, such as those that
+    are younger than a checkpoint; {} of a class that is not known here.
+    """
+    with suppress(CheckpointError):
+        return DataWriter().data(plain_defaults(CodeNames("", Trust()).recorded(name)))
+    return {}
 
 
 def _description_of_run(manifest: dict) -> dict:

@@ -124,7 +124,7 @@ class JobGuard:
         if self._is_complete(request, CLOSING_SECONDS):
             return
         tell_at = time.monotonic() + self._backend.timeout
-        with closing(self._peers.number, self._backend.progress.calls_made()):
+        with closing(self._peers.number):
             while not self._is_complete(request, POLL_SECONDS):
                 look()
                 if time.monotonic() > tell_at:

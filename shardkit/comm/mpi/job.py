@@ -24,6 +24,7 @@ from ..node.levels import LevelsChannel
 from ..ranks import compact
 from ..seats import Seat, have_cores, settle_threads
 from ..watch.attendance import attendance
+from ..watch.closing import note_closed, note_open
 from ..watch.own_warden import unwatched_text
 from ..watch.places import LedgerPlaces
 from ..watch.watchdog import Watchdog
@@ -141,6 +142,7 @@ class Job:
         self.peers.speak_on(communicator)
         self.guard = JobGuard(backend, self.mpi, communicator, self.peers, is_active=self.ends_job)
         self.guard.start()
+        note_open(self.peers.number, backend.progress.calls_made)
 
     def meet_at_end(self) -> None:
         """Let all ranks wait for each other when they end, if the job is guarded."""
@@ -152,6 +154,7 @@ class Job:
     def close(self) -> None:
         """Let go of the node's memory; a guest leaves the job. No communication."""
         self._node = None
+        note_closed(self.peers.number)
         if not self.is_guarded:
             attendance().be_guest(-1)
 

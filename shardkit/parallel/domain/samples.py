@@ -46,6 +46,7 @@ LOSSES: dict[type[Loss], int] = {
     **dict.fromkeys((losses.NLLLoss, losses.CrossEntropyLoss), 1),
     losses.RelativeL2Loss: 0,
 }
+MARKED = 8  # elements along each dim, at least, by which whole samples are told from others
 OF_WHOLE = (losses.RelativeL2Loss,)  # counted for each sample: predictions are joined for it
 
 
@@ -135,19 +136,22 @@ class SampleParts:
         return self.own(x), self._rows("y", y, dim), loss
 
     def check_same(self, *trees: Any) -> None:
-        """Raise ShapeError on all these ranks if one was given arrays of other shapes.
+        """Raise ShapeError on all these ranks if one was given arrays of other shapes, or other
+        whole samples, as far as a few of their elements tell.
 
         Collective over the ranks that share samples.
         """
-        mine = repr([[leaf.shape for leaf in leaves(tree)] for tree in trees])
+        shapes = [[leaf.shape for leaf in leaves(tree)] for tree in trees]
+        marks = [[_mark(leaf) for leaf in leaves(tree)] for tree in trees]
         common = CommonNumber()
         with collectively(self._ranks, common):
-            common.value = zlib.crc32(mine.encode())
+            common.value = zlib.crc32(repr((shapes, marks)).encode())
         if not common.is_common:
             raise ShapeError(
-                f"domain ranks were given x and y of several shapes, here {mine}; wanted the same "
-                "whole samples on all ranks of a replica: take them with split_batch(model.mesh, "
-                "x, y)"
+                f"domain ranks were given x and y of several shapes, or other ones, here {shapes}; "
+                "wanted the same whole samples on all ranks of a replica: take them with "
+                "split_batch(model.mesh, x, y); of rows that a rank has read alone, "
+                "domain_part(model).x(rows, length)"
             )
 
     def _rows(self, what, array, dim):
@@ -176,17 +180,17 @@ class SampleParts:
 
     def forms_of(self, x: Any) -> list:
         """Return arrays that a model must take if it is to take x: of a slab one of the shape of
-        whole samples, without their memory, and numbers of tokens as they are.
+        whole samples, without their memory; of integers one of the lowest, and one of the highest.
 
         Errors: ShapeError if x is another slab than this rank's.
         """
         if not isinstance(x, Rows):
             return [x]
         rows = self._rows("x", x, self._axis.dim)
-        one = [slice(0, 1)] * len(x.cuts)
-        first = rows[(*[slice(None)] * x.dim, *one)]
-        whole = numpy.broadcast_to(first, x.shape)
-        return [whole] if rows.dtype.kind == "f" else [whole, rows]
+        values = [numpy.zeros((), rows.dtype)]
+        if rows.dtype.kind in "iu" and rows.size:
+            values = [rows.min(), rows.max()]
+        return [numpy.broadcast_to(value, x.shape) for value in values]
 
     def targets_form(self, y: Any, prediction_shape: Shape | None) -> tuple[Any, Shape | None]:
         """Return y as an array, and the shape of its predictions: of a slab those of its rows.
@@ -331,6 +335,14 @@ class SampleParts:
             return function(array)
         parts = cut(array, dim, self._slabs.num_own)
         return self._slabs.run(lambda number: function(parts[number]))[0]
+
+
+def _mark(leaf) -> int:
+    """Return a checksum of a few elements of whole samples, spread over them; 0 of a part."""
+    if isinstance(leaf, Rows):
+        return 0
+    steps = [slice(None, None, max(size // MARKED, 1)) for size in leaf.shape]
+    return zlib.crc32(leaf[tuple(steps)].tobytes())
 
 
 class OfWhole(Loss):

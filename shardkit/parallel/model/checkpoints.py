@@ -7,6 +7,7 @@ Every method is collective over the mesh, unless it says otherwise.
 
 import os
 import warnings
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from ...files.paths import usable_path
 from ...nn.features import input_features
 from ...nn.kept import name_of
 from ...nn.module import configuration_of
+from ...nn.recorded import plain_defaults
 from ...optim.average import AVERAGE
 from ...optim.late import RatedRule
 from ..step.recorder import CHECKPOINT
@@ -148,12 +150,12 @@ class Checkpoints:
             "frozen": state.frozen(),
         }
 
-    def _describe_model(self) -> dict:
+    def _describe_model(self, writer: DataWriter | None = None) -> dict:
         model = self._engine.model
         cls = type(model)
         return {
             "class": cls.__name__,
-            "configuration": DataWriter().data(configuration_of(model)),
+            "configuration": (writer or DataWriter()).data(configuration_of(model)),
             "import": f"{cls.__module__}:{cls.__qualname__}",
         }
 
@@ -262,15 +264,17 @@ class Checkpoints:
     def _wanted(self, selected: Selection) -> Wanted:
         """Return what the model takes from a checkpoint."""
         state, features = self._engine.state, input_features(self._engine.model)
+        writer = DataWriter()
         return Wanted(
             state.tensors(),
-            self._describe_model(),
+            self._describe_model(writer),
             None if features is None else len(features.names),
             state.description(),
             isinstance(state.rule, RatedRule),
             selected,
             awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
+            defaults=partial(_defaults, writer, type(self._engine.model)),
         )
 
     def _adopt(self, fit: Fit) -> None:
@@ -311,6 +315,12 @@ class Checkpoints:
         """Go on with the companions and attributes of a model, of which this one is a copy."""
         self.companions = other.companions
         self.attributes.succeed(other.attributes)
+
+
+def _defaults(writer: DataWriter, model: type) -> dict[str, dict]:
+    """Return {class: {argument: data}} of a model and what it is made of, as it was described."""
+    makers = {f"{model.__module__}:{model.__qualname__}": model, **writer.makers}
+    return {name: writer.data(plain_defaults(cls)) for name, cls in makers.items()}
 
 
 def _folder(path) -> Path:

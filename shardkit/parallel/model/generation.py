@@ -103,6 +103,7 @@ def generate(
     choice   {name: value} of a Choice
     """
     mesh = engine.mesh
+    num_slices = mesh.size("tensor") if engine.config.sequence_parallel else 1
     with alike(mesh.world, call="generate") as facts:
         if not isinstance(engine.model, GPT):
             raise ConfigurationError(
@@ -119,6 +120,7 @@ def generate(
         require(on_token is None or callable(on_token), "on_token", on_token, "a function, or None")
         is_count = is_integer(together, at_least=1)
         require(is_count, "together", together, "a number of texts, at least 1")
+        _check_slices(texts, num_tokens, settings.sequence_length, num_slices)
         engine.weights.check()
         own = {
             "prompts": texts,
@@ -128,8 +130,7 @@ def generate(
             "together": together,
         }
         facts |= {name: describe(value) for name, value in own.items()}
-    has_slices = engine.config.sequence_parallel and mesh.size("tensor") > 1
-    passes = (WholePasses if has_slices else ShardedPasses)(engine)
+    passes = (WholePasses if num_slices > 1 else ShardedPasses)(engine)
     data = mesh.group("data")
     mine = slice(data.rank, None, data.world_size)
     numbers = range(len(texts))[mine]
@@ -141,3 +142,16 @@ def generate(
         results[rank :: data.world_size] = part
     check_tokens(results)
     return results
+
+
+def _check_slices(texts: list, num_tokens: int, window: int, num_slices: int) -> None:
+    """Raise ConfigurationError if tensor ranks would fill up a text beyond what the model sees."""
+    longest = min(max(map(len, texts), default=0) + num_tokens - 1, window)
+    if num_tokens and -(-longest // num_slices) * num_slices > window:
+        each, rest = divmod(longest, num_slices)
+        raise ConfigurationError(
+            f"generate with sequence_parallel: a text of {longest} tokens = {num_slices} tensor "
+            f"ranks x {each} + {rest}, filled up so that they divide it, is longer than "
+            f"sequence_length = {window} of the model; wanted sequence_parallel = False, another "
+            "number of tensor ranks, or fewer tokens"
+        )

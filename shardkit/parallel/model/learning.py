@@ -14,7 +14,7 @@ import numpy
 from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...comm.same import alike, check_same
-from ..fingerprint import describe
+from ..fingerprint import describe_loss
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Learning:
     def compute_gradients(self, x, y, loss):
         """Return the mean gradients of what this rank trains, end to end, on the host."""
         engine = self._engine
-        check_same(engine.mesh.world, {"loss": describe(loss)}, call="compute_gradients")
+        check_same(engine.mesh.world, {"loss": describe_loss(loss)}, call="compute_gradients")
         engine.compute_gradients(x, y, loss)
         gradients = [to_host(unit.gradients.updated) for unit in engine.units.trained.own]
         return numpy.concatenate([numpy.empty(0, engine.units[0].dtype), *gradients])

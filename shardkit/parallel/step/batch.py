@@ -97,7 +97,8 @@ class Batches:
     loss             the usual one: a Loss, or a function (prediction, y) -> mean loss; None: the
                      model's own
     samples          how ranks share each sample (domain/samples.py); None: they do not
-    compares_peers   checked mode: peers of a replica must have passed the same part
+    compares_peers   checked mode: peers of a replica must have passed the same part, each time;
+                     else it is compared the first time
     """
 
     def __init__(self, mesh: Mesh, model: Module, loss, samples=None, *, compares_peers: bool):
@@ -108,6 +109,7 @@ class Batches:
         self._model = model
         self._loss = loss
         self.compares_peers = compares_peers
+        self._has_compared = mesh.world.world_size == self._num_parts  # nobody has peers
 
     def agree(
         self,
@@ -267,8 +269,9 @@ class Batches:
         where ranks share samples the shapes, since they size their messages by them. Collective
         over the mesh then, and in checked mode.
         """
-        if self.compares_peers:
+        if self.compares_peers or not self._has_compared:
             check_peers(self._mesh, *trees)
+            self._has_compared = True
         if self._samples is not None:
             with collectively(self._mesh.world):
                 self._samples.check_same(*trees)
