@@ -5,7 +5,7 @@ arrays are errors, and so is what is not known.
 import numpy
 import pytest
 from nvrtc import library
-from software_cuda import PtxModule
+from software_cuda.module import PtxModule
 from stand_in.emulator import EmulationError, compiler
 
 pytestmark = pytest.mark.skipif(
