@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from operator import itemgetter
 from struct import Struct
+from typing import Any
 
 import numpy
 
@@ -32,6 +33,7 @@ from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
 from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
+from .shortage import short_of_memory
 
 # of the number of a rank's samples; above it, in the same message, is the form of its part
 SAMPLE_BITS = 32
@@ -49,6 +51,10 @@ def arrays_in(tree) -> list:
 def each(function, tree):
     """Return function(array) of one array, or a tree of it for each array of a tree."""
     return function(tree) if is_array(tree) else map_tree(function, tree)
+
+
+def _not_placed(x, y) -> tuple:
+    return ()
 
 
 def part_of(tree, first: int, count: int):
@@ -75,6 +81,7 @@ class AgreedBatch:
     samples: int  # of the global batch
     items: float  # that the loss counts in the global batch (tokens, for a language model)
     form: bytes  # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
+    placed: tuple  # what the caller has made of x and y before the ranks agreed
 
 
 class Batches:
@@ -106,6 +113,7 @@ class Batches:
         *,
         call: str,
         rates: Callable[[], list[float]] = list,
+        placed: Callable[[Any, Any], tuple] = _not_placed,
     ) -> AgreedBatch:
         """Return the batch of this step. Collective over the mesh.
 
@@ -115,6 +123,8 @@ class Batches:
         choice   `only` that objective, None: all; and all
         call     that begins here
         rates    function that returns learning rates: a schedule may differ between ranks
+        placed   function of x and y that puts them where they are computed: a rank may have no
+                 room there
         Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
         rank is empty, does not divide into the micro-batches, is not accepted by the model or the
         loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
@@ -138,6 +148,7 @@ class Batches:
             size_and_form = own_samples | _form(about, x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = _count(criterion, y, own_samples, micro_batches)
+            ready = placed(x, y)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
         self._check_common(common, said, only, **given)
@@ -155,6 +166,7 @@ class Batches:
             sum(samples),
             tree_total(list(items)),
             everyones[:, 0].tobytes(),
+            ready,
         )
 
     def context_for(self, x, context: ForwardContext) -> ForwardContext:
@@ -163,6 +175,11 @@ class Batches:
         if context.is_unmarked != is_unmarked:
             context = replace(context, is_unmarked=is_unmarked)
         return context_of_pass(self._model, x, context)
+
+    @property
+    def rank(self) -> int:
+        """This one, in the mesh."""
+        return self._mesh.rank
 
     def _usual_loss(self):
         return self._loss or self._model.loss
@@ -303,11 +320,11 @@ class Intake:
         num, parts = self._micro_batches, self._parts
         state = parts.state
         rates = self._rates_ahead if call == "train" else list
-        batch = self._batches.agree(x, y, num, loss, ballot, choice, call=call, rates=rates)
+        given = {"call": call, "rates": rates, "placed": self._placed}
+        batch = self._batches.agree(x, y, num, loss, ballot, choice, **given)
         size = batch.own_samples // num
         whole = batch.x
-        x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
-        y = each(parts.plan.device.from_host, batch.y)
+        x, y = batch.placed
         micro_batches = tuple(
             MicroBatch(
                 part_of(x, start, size),
@@ -337,6 +354,15 @@ class Intake:
             first_gradient=first_gradient,
             update=Update(state.step_number + 1),
         )
+
+    def _placed(self, x, y) -> tuple:
+        """Return x and y on the device, x as the first block reads it. Errors: OutOfMemoryError."""
+        plan, number = self._parts.plan, self._parts.state.step_number + 1
+        with short_of_memory(self._batches.rank, f"the batch of step {number}", plan.device):
+            return (
+                plan.numerics.entering(each(plan.device.from_host, x)),
+                each(plan.device.from_host, y),
+            )
 
     def _rates_ahead(self) -> list[float]:
         """Return the learning rates of the next update: of the rule, and of groups with their own.

@@ -27,6 +27,7 @@ struct Block {
 };
 
 std::map<uint64_t, Block> blocks;                                    // by their first address
+std::map<uint64_t, int> shared;                                      // {first address: file whose pages these are}
 size_t used[8];
 
 size_t rounded(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -70,6 +71,7 @@ void give_back(uint64_t begin) {
     if (found == blocks.end()) return;
     if (!found->second.is_locked && !found->second.is_others) used[found->second.device] -= found->second.num_bytes;
     munmap((void*)(pages_of(*found) - PAGE), found->second.pages_bytes + 2 * PAGE);
+    if (shared.count(begin)) close(shared[begin]), shared.erase(begin);
     blocks.erase(found);
 }
 
@@ -194,8 +196,6 @@ struct Handle {                                                      // of a blo
     size_t num_bytes, pages_bytes;
 };
 static_assert(sizeof(Handle) <= sizeof(cudaIpcMemHandle_t));
-
-std::map<uint64_t, int> shared;                                      // {first address: file whose pages these are}
 
 // Put the pages of a block into a file that others can open, where they are.
 int as_file(std::pair<const uint64_t, Block>& block) {
