@@ -147,6 +147,8 @@ inline uint32_t permuted(uint32_t x, uint32_t y, uint32_t chosen) {             
 struct Known { uint64_t begin, end; };                               // an array that a kernel may touch
 inline thread_local const Known* known = nullptr;                    // those that it was given
 inline thread_local unsigned num_known = 0;                          // 0: nobody said
+inline const Known* own_arrays = nullptr;                            // those that the program itself has
+inline unsigned num_own = 0;
 inline Known (*find_array)(uint64_t address) = nullptr;              // a driver knows them all; {0, 0}: in none
 inline thread_local Known found_arrays[8];                           // during a launch
 inline thread_local unsigned num_found = 0;
@@ -171,7 +173,8 @@ inline bool is_found(uint64_t address, unsigned bytes, bool is_store) {
 }
 
 inline char* in_memory(uint64_t address, unsigned bytes, bool is_store, int line) {
-    bool is_known = find_array ? is_found(address, bytes, is_store) : !num_known || is_within(known, num_known, address, bytes, is_store);
+    bool is_known = is_within(own_arrays, num_own, address, bytes, is_store) ||
+                    (find_array ? is_found(address, bytes, is_store) : !num_known || is_within(known, num_known, address, bytes, is_store));
     if (is_known) return (char*)address;
     report("%s of %u bytes at %p, outside of the arrays of the kernel, at statement %d", is_store ? "a store" : "a load", bytes, (void*)address, line);
     give_up();

@@ -29,6 +29,7 @@ def as_cpp_program(program: Program) -> str:
     functions = [_function(each, number, program) for number, each in enumerate(program.functions)]
     parts = [
         *map(_variable, stored),
+        _known(stored),
         *[f"{_head(each)};" for each in program.functions],
         *functions,
         *[_kernel(each, program) for each in program.kernels],
@@ -42,6 +43,17 @@ def _variable(variable: Variable, storage: str = "static") -> str:
     written = f" = {{{values}}}" if values or storage else ""
     kind = f"alignas({variable.align}) {storage} {WORDS[variable.bits]}"
     return f"{kind} {register(variable.name)}[{variable.count}]{written};"
+
+
+def _known(variables: list[Variable]) -> str:
+    """Return what tells the checks of accesses where these are."""
+    names = [register(each.name) for each in variables]
+    spans = ", ".join(f"{{(uint64_t){name}, (uint64_t){name} + sizeof {name}}}" for name in names)
+    told = f"(own_arrays = arrays_of_the_program, num_own = {len(names)}, true)"
+    return (
+        f"static const Known arrays_of_the_program[] = {{{spans or '{}'}}};\n"
+        f"static const bool is_told = {told};"
+    )
 
 
 def _head(function: Function) -> str:
