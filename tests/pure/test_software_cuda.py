@@ -210,7 +210,9 @@ extern "C" __global__ void added(double* x, int n) {
     atomicAdd(x, 0.25);
     atomicAdd((float*)(x + 1), 1.5f);
 }
-static __device__ __noinline__ double called(double x, int n) { return n ? 1.5 * called(x, n - 1) : x; }
+static __device__ __noinline__ double called(double x, int n) {
+    return n ? 1.5 * called(x, n - 1) : x;
+}
 extern "C" __global__ void calls(double* x, int n) { x[0] = called(3, n); }
 extern "C" __global__ void local(double* x, int n) {
     double own[8];
@@ -219,7 +221,8 @@ extern "C" __global__ void local(double* x, int n) {
 }
 extern "C" __global__ void carried(double* x, int n) {
     unsigned low, high;
-    asm("{ add.cc.u32 %0, %2, %3; addc.u32 %1, %2, 0; }" : "=r"(low), "=r"(high) : "r"(n), "r"(~0u));
+    asm("{ add.cc.u32 %0, %2, %3; addc.u32 %1, %2, 0; }"
+        : "=r"(low), "=r"(high) : "r"(n), "r"(~0u));
     x[0] = low, x[1] = high;
 }
 """

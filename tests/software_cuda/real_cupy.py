@@ -68,7 +68,7 @@ class Environment:
         folder = self.own / f"cupy-{CUPY}"
         if not folder.exists():
             wanted = ["--no-deps", "--no-binary=cupy", f"--dest={self.own}", f"cupy=={CUPY}"]
-            self._pip("download", *wanted, CUPY_INSTALL_NO_CUDA="1")
+            self._pip("download", *wanted, CUPY_INSTALL_USE_STUB="1")
             with tarfile.open(next(self.own.glob("cupy-*.tar.gz"))) as archive:
                 archive.extractall(self.own, filter="data")
         wanted = tomllib.loads((folder / "pyproject.toml").read_text())["build-system"]["requires"]

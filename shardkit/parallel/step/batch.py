@@ -33,7 +33,6 @@ from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, context_of_pass, output_shape_of
 from ...tree import is_tree, leaves, map_tree, named_leaves, num_samples, rebuild, structure
 from .inputs import Inputs, MicroBatch, Update
-from .shortage import short_of_memory
 
 # of the number of a rank's samples; above it, in the same message, is the form of its part
 SAMPLE_BITS = 32
@@ -292,10 +291,12 @@ class Intake:
 
     batches   the door that they come in by
     parts     of the engine (assembly.py): its plan, state, and buffers that observe
+    described   of shortage.py: says why a rank has no room
     """
 
-    def __init__(self, batches: Batches, parts, config):
+    def __init__(self, batches: Batches, parts, config, described):
         self._batches, self._parts = batches, parts
+        self._described = described
         self._micro_batches, self._seed = config.micro_batches, config.seed
         self._groups = config.parameter_groups
 
@@ -358,11 +359,14 @@ class Intake:
     def _placed(self, x, y) -> tuple:
         """Return x and y on the device, x as the first block reads it. Errors: OutOfMemoryError."""
         plan, number = self._parts.plan, self._parts.state.step_number + 1
-        with short_of_memory(self._batches.rank, f"the batch of step {number}", plan.device):
+        try:
             return (
                 plan.numerics.entering(each(plan.device.from_host, x)),
                 each(plan.device.from_host, y),
             )
+        except MemoryError as error:
+            place = f"the batch of step {number}"
+            raise self._described(error, self._batches.rank, place, plan.device) from error
 
     def _rates_ahead(self) -> list[float]:
         """Return the learning rates of the next update: of the rule, and of groups with their own.
