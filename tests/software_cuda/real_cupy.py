@@ -5,7 +5,7 @@
 
 CuPy is the wheel from the index. One of its modules, which is linked with CUDA's runtime, is
 compiled once more from CuPy's source distribution against the runtime of driver/; the others find
-the libraries of driver/ where they look for CUDA's. It takes a few minutes, g++, and 2 GB.
+the libraries of driver/ where they look for CUDA's. It takes a minute of a core, g++, and 1.2 GB.
 """
 
 import os

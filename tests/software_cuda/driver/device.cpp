@@ -12,15 +12,11 @@ constexpr int VERSION = 13000, MAJOR = 9, MINOR = 0;
 constexpr size_t SHARED_BYTES = 48 << 10, MOST_SHARED_BYTES = 227 << 10, ALL_SHARED_BYTES = 228 << 10;
 constexpr int NUM_MULTIPROCESSORS = 132;
 
-std::string name_of(cudaError_t error) {
-    return "cudaError " + std::to_string((int)error);
-}
-
 }  // namespace
 
 API const char* cudaGetErrorName(cudaError_t error) {
     static thread_local std::string text;
-    text = name_of(error);
+    text = "cudaError " + std::to_string((int)error);
     return text.c_str();
 }
 API const char* cudaGetErrorString(cudaError_t error) {
