@@ -3,6 +3,7 @@ missing.
 """
 
 import gc
+import threading
 
 import numpy
 import pytest
@@ -147,6 +148,28 @@ def test_a_step_without_memory_changes_nothing_and_names_the_holders(gpu):
         assert 0 < sk.run_ranks(1, on_rank)[0] < 5
     finally:
         pool.set_limit(size=0)
+
+
+def test_a_batch_to_predict_that_one_rank_has_no_room_for_is_an_error_of_all(gpu, monkeypatch):
+    without_room, from_host = set(), Device.from_host
+
+    def refused(device, array):
+        if threading.get_ident() in without_room:
+            raise MemoryError("Out of memory allocating 512 bytes")
+        return from_host(device, array)
+
+    monkeypatch.setattr(Device, "from_host", refused)
+
+    def on_rank(backend):
+        model, _ = train("FSDP", backend, 0, device="cuda")
+        if backend.rank == 1:
+            without_room.add(threading.get_ident())
+        with pytest.raises(sk.OutOfMemoryError, match="^rank 1 ran out of memory in a batch to"):
+            model.predict(token_batch(0)[0])
+        without_room.clear()
+        return model.predict(token_batch(0)[0]).shape
+
+    assert sk.run_ranks(2, on_rank) == [(12, 12, 61)] * 2
 
 
 def test_page_locked_memory_that_is_not_to_be_had_says_so(gpu, monkeypatch):

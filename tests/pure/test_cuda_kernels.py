@@ -20,7 +20,7 @@ from kernel_table import (
     reference,
 )
 from nvrtc import library
-from software_cuda import running_ptx
+from software_cuda.module import running_ptx
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler, thread_order
 

@@ -7,7 +7,7 @@ import threading
 import numpy
 import pytest
 from nvrtc import library
-from software_cuda import PtxModule
+from software_cuda.module import PtxModule
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,7 @@ arrays are errors, and so is what is not known.
 import numpy
 import pytest
 from nvrtc import library
-from software_cuda import PtxModule
+from software_cuda.module import PtxModule
 from stand_in.emulator import EmulationError, compiler
 
 pytestmark = pytest.mark.skipif(
@@ -201,6 +201,61 @@ def test_lanes_read_each_other_within_segments():
     votes = numpy.full(32, sum(1 << int(each) for each in lane[::3]), "u4").view("i4")
     wanted = [*down, *up, *(lane ^ 5), *(lane // 8 * 8 + 1), *votes, 31, 31 * 16]
     assert x.tolist() == [int(each) for each in wanted]
+
+
+OF_CUPY = r"""
+static __device__ const float table[5] = {1, 2, 4, 8, 16};
+extern "C" __global__ void tabled(double* x, int i) { x[0] = table[i]; }
+extern "C" __global__ void added(double* x, int n) {
+    atomicAdd(x, 0.25);
+    atomicAdd((float*)(x + 1), 1.5f);
+}
+static __device__ __noinline__ double called(double x, int n) {
+    return n ? 1.5 * called(x, n - 1) : x;
+}
+extern "C" __global__ void calls(double* x, int n) { x[0] = called(3, n); }
+extern "C" __global__ void local(double* x, int n) {
+    double own[8];
+    for (int i = 0; i < 8; i++) own[i * n % 8] = i;
+    x[0] = own[x[0] > 0 ? 3 : n];
+}
+extern "C" __global__ void carried(double* x, int n) {
+    unsigned low, high;
+    asm("{ add.cc.u32 %0, %2, %3; addc.u32 %1, %2, 0; }"
+        : "=r"(low), "=r"(high) : "r"(n), "r"(~0u));
+    x[0] = low, x[1] = high;
+}
+"""
+# {kernel: (number that it is given, what it leaves in two doubles)}
+RESULTS = {
+    "tabled": (3, [8, 0]),
+    "added": (0, [2, numpy.array([12, 0], "f4").view("f8")[0]]),
+    "calls": (4, [3 * 1.5**4, 0]),
+    "local": (5, [1, 0]),
+    "carried": (7, [6, 8]),
+}
+
+
+@pytest.fixture(scope="module")
+def of_cupy():
+    return PtxModule(OF_CUPY)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_kernels_of_cupy_are_made_of_has_its_value(of_cupy, name):
+    """Tables of the program, atomic sums of floats, functions, memory of a thread, carries."""
+    number, wanted = RESULTS[name]
+    x = numpy.zeros(2)
+    threads = 8 if name == "added" else 1
+    arguments = (x.ctypes.data, numpy.int32(number))
+    of_cupy.function(name)((1,), (threads,), arguments, memory=[x])
+    assert x.tolist() == wanted
+
+
+def test_an_access_outside_of_a_table_of_the_program_is_an_error(of_cupy):
+    x = numpy.zeros(2)
+    with pytest.raises(EmulationError, match="outside of the arrays"):
+        of_cupy.function("tabled")((1,), (1,), (x.ctypes.data, numpy.int32(1 << 20)), memory=[x])
 
 
 TOUCHING = r"""

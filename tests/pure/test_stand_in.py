@@ -115,9 +115,11 @@ HELPERS = {
     "PinnedMemory",
     "Lease",
     "Capture",
+    "Held",
     "contextmanager",
     "graph",
     "cublas",
+    "cublaslt",
 }  # CuPy cannot show its own without CUDA's libraries
 
 

@@ -9,7 +9,7 @@ float32.
 import numpy
 import pytest
 from nvrtc import library
-from software_cuda import running_ptx
+from software_cuda.module import running_ptx
 from stand_in import pretended_gpu
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 

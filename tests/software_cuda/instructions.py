@@ -27,6 +27,9 @@ TYPES = {"pred": "bool", "f32": "float", "f64": "double"} | {
     for bits in (8, 16, 32, 64)
 }
 FLOATS = ("f32", "f64")
+HALVES = {"bf16": "bfloat", "f16": "half"}
+CARRIED = ("addc", "subc", "madc")
+SPACES = ("param", "global", "shared", "local", "const")
 # {instruction: its value, of operands x, y and z in its type T}
 VALUES = {
     "abs": "T(x < 0 || is_negative(x) ? -x : x)",
@@ -94,7 +97,7 @@ class Words:
     """Operands in C++.
 
     addresses   {variable: its address}; of shared memory, from the start of it
-    parameters  {name: (offset, bytes)} in the block that a launch fills
+    parameters  {name: its address}: of a kernel, of a function, or for a call
     """
 
     def __init__(self, addresses: dict[str, str], parameters: dict):
@@ -108,6 +111,8 @@ class Words:
             return SPECIAL[operand]
         if operand in self.addresses:
             return self.addresses[operand]
+        if operand in self.parameters:
+            return f"(uint64_t){self.parameters[operand]}"
         if number := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", operand):
             return f"0x{number[1]}ull"
         if re.fullmatch(r"-?(0[xX][0-9A-Fa-f]+|\d+)U?", operand):
@@ -124,14 +129,17 @@ class Words:
     def address(self, space: str, operand: str, num_bytes: int, line: int, is_store=True) -> str:
         """Return a pointer to so many bytes that may be read, or written too."""
         base, offset = self.place(operand)
-        if space == "param":
-            return f"parameters + {self.parameters[base][0]} + {offset}"
+        if space == "param" and base in self.parameters:
+            return f"(char*){self.parameters[base]} + {offset}"
         where = f"{self.word(base)} + {offset}"
+        if space in ("param", "local", "const"):
+            return f"(char*)({where})"
         if space == "shared":
             return f"place_in_shared((unsigned)({where}), {num_bytes}, {line})"
         if base in self.addresses:
             return f"(char*)({where})"
-        return f"place_in_memory({where}, {num_bytes}, {str(is_store).lower()}, {line})"
+        place = "place_in_memory" if space == "global" else "place_anywhere"
+        return f"{place}({where}, {num_bytes}, {str(is_store).lower()}, {line})"
 
 
 def as_cpp(instruction: Instruction, line: int, words: Words) -> str:
@@ -140,8 +148,11 @@ def as_cpp(instruction: Instruction, line: int, words: Words) -> str:
     line  a number of its own, where lanes and threads that wait at the same one meet
     """
     name = instruction.parts[0]
-    made = SPECIALLY.get(name) or (
-        _of_bits if name in OF_BITS else _of_values if name in VALUES else None
+    made = (
+        _carried
+        if name in CARRIED or "cc" in instruction.parts
+        else SPECIALLY.get(name)
+        or (_of_bits if name in OF_BITS else _of_values if name in VALUES else None)
     )
     if made is None:
         raise Unknown(".".join(instruction.parts))
@@ -225,11 +236,29 @@ def _packed(parts, given, line, words):
     return f"{words.word(to)} = {joined};"
 
 
+def _carried(parts, given, line, words):
+    """add, sub and mad that set the carry (.cc), or add it (addc, subc, madc)."""
+    name, kind = parts[0].removesuffix("c"), parts[-1]
+    letters = "xyz"[: len(given) - 1]
+    read = "".join(
+        f"T {letter} = value_of<T>({words.word(operand)}); "
+        for letter, operand in zip(letters, given[1:])
+    )
+    half = f"T((wide<T>)x * y >> {BITS[kind]})" if "hi" in parts else "T((wide<T>)x * y)"
+    first, second = (half, "z") if name == "mad" else ("x", "y")
+    sign = "-" if name == "sub" else "+"
+    more = f" {sign} carry" if parts[0] != name else ""
+    unsigned = f"std::make_unsigned_t<{_type(kind)}>"
+    kept = f" carry = sum >> {BITS[kind]} & 1;" if "cc" in parts else ""
+    return (
+        f"using T = {_type(kind)}; using U = {unsigned}; {read}"
+        f"auto sum = (unsigned __int128)U({first}) {sign} U({second}){more};{kept} "
+        f"{words.word(given[0])} = U(sum);"
+    )
+
+
 def _space(parts):
-    found = [part for part in parts if part in ("param", "global", "shared")]
-    if not found:
-        raise Unknown(f"{'.'.join(parts)}: memory of no named space")
-    return found[0]
+    return next((part for part in parts if part in SPACES), "any")
 
 
 def _memory(parts, given, line, words):
@@ -256,14 +285,14 @@ def _atomic(parts, given, line, words):
     at = words.address(_space(parts), place, BITS[parts[-1]] // 8, line)
     kept = f" {words.word(result[0])} = bits(x);" if result else ""
     return (
-        f"using T = {_type(parts[-1])}; auto at = {at}; T x = value_of<T>(load<T>(at)), "
+        f"using T = {_type(parts[-1])}; auto at = {at}; T x = load<T>(at), "
         f"y = value_of<T>({words.word(operand)}); store<T>(at, bits(T({action})));{kept}"
     )
 
 
 def _address(parts, given, line, words):
     """cvta: between addresses in a space and those of all memory."""
-    if "shared" not in parts and "global" not in parts:
+    if not set(parts) & set(SPACES):
         raise Unknown(".".join(parts))
     shift = (
         ("-" if "to" in parts else "+") + " (uint64_t)machine->shared" if "shared" in parts else ""
@@ -304,8 +333,8 @@ def _converted(parts, given, line, words):
         value = f"pair<{kind}>(value_of<float>({words.word(given[2])}), value_of<float>({word}))"
     elif to == "tf32" and modes == ["rna"]:
         value, modes = f"rounded_to_tf32({word})", []
-    elif to in ("bf16", "f16") and source == "f32":
-        value = f"rounded_to_{'bfloat' if to == 'bf16' else 'half'}(value_of<float>({word}))"
+    elif to in HALVES and source not in HALVES:
+        value = f"rounded_to_{HALVES[to]}({_number(source, word)})"
     else:
         value, modes = _of_numbers(parts, to, source, word, modes)
     if modes:
@@ -313,10 +342,14 @@ def _converted(parts, given, line, words):
     return f"{target} = bits({value});"
 
 
+def _number(kind, word):
+    halves = {"f16": f"half_of({word})", "bf16": f"float_of((uint32_t)({word}) << 16)"}
+    return halves.get(kind) or f"value_of<{_type(kind)}>({word})"
+
+
 def _of_numbers(parts, to, source, word, modes):
     """cvt between numbers; what is left of its modes."""
-    halves = {"f16": f"half_of({word})", "bf16": f"float_of((uint32_t)({word}) << 16)"}
-    value = halves.get(source) or f"value_of<{_type(source)}>({word})"
+    value = _number(source, word)
     if "ftz" in parts and source == "f32":
         value = f"flushed({value})"
     if modes and modes[0] in TO_INTEGER and source in FLOATS:
@@ -377,6 +410,15 @@ def _copied(parts, given, line, words):
     )
 
 
+def _called(parts, given, line, words):
+    """call (result), function, (parameters)."""
+    result, name, *rest = given if given[0].startswith("(") else ("", *given)
+    names = operands(rest[0].strip("()")) if rest else ()
+    passed = ", ".join(words.parameters[each] for each in names) or "nullptr"
+    to = words.parameters[result.strip("()")] if result else "nullptr"
+    return f"const char* passed[] = {{{passed}}}; function_{register(name)}({to}, passed);"
+
+
 def _loaded_matrices(parts, given, line, words):
     if parts[1:5] != ("sync", "aligned", "m8n8", "x4") or parts[-1] != "b16":
         raise Unknown(".".join(parts))
@@ -422,6 +464,7 @@ SPECIALLY = {
     "bar": _barrier,
     "barrier": _barrier,
     "bra": lambda parts, given, line, words: f"goto {register(given[0])};",
+    "call": _called,
     "cp": _copied,
     "cvt": _converted,
     "cvta": _address,

@@ -6,6 +6,7 @@ program.kernels[0].statements[3]        Instruction("!%p1", ("bra",), ("$L__BB0_
 
 import re
 from dataclasses import dataclass, field
+from math import prod
 
 BITS = {
     "pred": 1,
@@ -13,13 +14,15 @@ BITS = {
     **{"f16": 16, "bf16": 16, "f32": 32, "tf32": 32, "f16x2": 32, "bf16x2": 32, "f64": 64},
 }
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", re.S)
+FUNCTION = re.compile(r"\.func\s+(?:\(([^)]*)\)\s*)?([\w$]+)\s*\(([^)]*)\)[^;{}]*\{")
 PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr[\s.\w]*?)?\s+([\w$]+)(?:\[(\d+)\])?\s*$"
 )
 VARIABLE = re.compile(
-    r"\.(global|shared)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*(.+))?$",
+    r"\.(global|shared|local|const|param)\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*(.+))?$",
     re.S,
 )
+MOST_THREADS = 1024
 LABEL = re.compile(r"([\w$]+):(?!:)")
 
 
@@ -67,10 +70,24 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """parameters: {name: (offset, bytes)} in the block that a launch fills."""
+    """parameters: {name: (offset, bytes)} in the block that a launch fills.
+
+    most_threads   that a block may have
+    """
 
     name: str
     parameters: dict[str, tuple[int, int]]
+    most_threads: int
+    statements: list = field(default_factory=list)
+
+
+@dataclass
+class Function:
+    """What kernels call. result: the name of the parameter that it returns, or ""."""
+
+    name: str
+    result: str
+    parameters: tuple[str, ...]
     statements: list = field(default_factory=list)
 
 
@@ -78,25 +95,41 @@ class Kernel:
 class Program:
     variables: list[Variable]
     kernels: list[Kernel]
+    functions: list[Function]
 
 
 def parsed(text: str) -> Program:
     """Return the program of a PTX text. Errors: ValueError on what is not known here."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    text, functions = _without_functions(text)
     entries = list(ENTRY.finditer(text))
     head = text[: entries[0].start()] if entries else text
     found = [VARIABLE.search(each.strip()) for each in head.split(";")]
-    program = Program([_variable(each) for each in found if each], [])
+    program = Program([_variable(each) for each in found if each], [], functions)
     for entry in entries:
-        kernel = Kernel(entry[1], _parameters(entry[2]))
+        kernel = Kernel(entry[1], _parameters(entry[2]), _most_threads(entry[3]))
         kernel.statements += _statements(_in_braces(text, entry.end()))
         program.kernels.append(kernel)
     return program
 
 
+def _without_functions(text):
+    """Return the rest of a PTX text, and its functions."""
+    functions = []
+    while match := FUNCTION.search(text):
+        body = _in_braces(text, match.end())
+        result, given = list(_parameters(match[1] or "")), _parameters(match[3])
+        made = Function(match[2], result[0] if result else "", tuple(given))
+        made.statements += _statements(body)
+        functions.append(made)
+        text = text[: match.start()] + text[match.end() + len(body) + 1 :]
+    return re.sub(r"\.func[^;{}]*;", "", text), functions
+
+
 def operands(text: str) -> tuple[str, ...]:
     """Return what commas outside of brackets part."""
-    return tuple([each.strip() for each in re.findall(r"(?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\})+", text)])
+    inside = r"(?:[^,\[{(]|\[[^\]]*\]|\{[^}]*\}|\([^)]*\))+"
+    return tuple([each.strip() for each in re.findall(inside, text)])
 
 
 def _in_braces(text, start):
@@ -120,6 +153,11 @@ def _parameters(text):
     return found
 
 
+def _most_threads(directives):
+    given = re.search(r"\.maxntid\s+([\d,\s]+)", directives)
+    return prod(int(each) for each in given[1].split(",")) if given else MOST_THREADS
+
+
 def _variable(match):
     space, align, kind, name, count, values = match.groups()
     num_elements = None if count == "" else int(count or 1)
@@ -137,7 +175,7 @@ def _statements(body):
             yield brace
         elif label:
             yield Label(label)
-        elif text and not text.startswith((".pragma", ".loc", ".file")):
+        elif text and not text.startswith((".pragma", ".loc ", ".file")):
             yield _statement(" ".join(text.split()))
 
 

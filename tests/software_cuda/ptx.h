@@ -144,20 +144,38 @@ inline uint32_t permuted(uint32_t x, uint32_t y, uint32_t chosen) {             
 
 // ---- memory -------------------------------------------------------------------------------------------------------
 
-struct Known { uint64_t begin, end; };                               // arrays that a kernel may touch
-inline thread_local const Known* known = nullptr;
+struct Known { uint64_t begin, end; };                               // an array that a kernel may touch
+inline thread_local const Known* known = nullptr;                    // those that it was given
 inline thread_local unsigned num_known = 0;                          // 0: nobody said
+inline const Known* own_arrays = nullptr;                            // those that the program itself has
+inline unsigned num_own = 0;
+inline Known (*find_array)(uint64_t address) = nullptr;              // a driver knows them all; {0, 0}: in none
+inline thread_local Known found_arrays[8];                           // during a launch
+inline thread_local unsigned num_found = 0;
 
 // A load may touch all of the packs of 16 bytes in which an array begins and ends: a GPU's allocations are whole ones.
 constexpr uint64_t PACK_BYTES = 16;
 
-inline char* in_memory(uint64_t address, unsigned bytes, bool is_store, int line) {
-    if (!num_known) return (char*)address;
-    for (unsigned i = 0; i < num_known; i++) {
-        uint64_t begin = known[i].begin, end = known[i].end;
+inline bool is_within(const Known* arrays, unsigned count, uint64_t address, unsigned bytes, bool is_store) {
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t begin = arrays[i].begin, end = arrays[i].end;
         if (!is_store) begin -= begin % PACK_BYTES, end = (end + PACK_BYTES - 1) / PACK_BYTES * PACK_BYTES;
-        if (address >= begin && address + bytes <= end) return (char*)address;
+        if (address >= begin && address + bytes <= end) return true;
     }
+    return false;
+}
+
+inline bool is_found(uint64_t address, unsigned bytes, bool is_store) {
+    constexpr unsigned MOST = sizeof found_arrays / sizeof *found_arrays;
+    if (is_within(found_arrays, std::min(num_found, MOST), address, bytes, is_store)) return true;
+    Known& found = found_arrays[num_found++ % MOST] = find_array(address);
+    return is_within(&found, 1, address, bytes, is_store);
+}
+
+inline char* in_memory(uint64_t address, unsigned bytes, bool is_store, int line) {
+    bool is_known = is_within(own_arrays, num_own, address, bytes, is_store) ||
+                    (find_array ? is_found(address, bytes, is_store) : !num_known || is_within(known, num_known, address, bytes, is_store));
+    if (is_known) return (char*)address;
     report("%s of %u bytes at %p, outside of the arrays of the kernel, at statement %d", is_store ? "a store" : "a load", bytes, (void*)address, line);
     give_up();
 }
@@ -165,6 +183,13 @@ inline char* in_memory(uint64_t address, unsigned bytes, bool is_store, int line
 inline char* place_in_memory(uint64_t address, unsigned bytes, bool is_store, int line) {
     if (address % bytes) report("misaligned access to %p, at statement %d", (void*)address, line), give_up();
     return in_memory(address, bytes, is_store, line);
+}
+
+inline char* place_anywhere(uint64_t address, unsigned bytes, bool is_store, int line) {
+    constexpr uint64_t STACK_BYTES = 128 << 10;                      // of machine.cpp
+    uint64_t in_shared = address - (uint64_t)machine->shared, in_stack = address - (uint64_t)machine->threads[machine->running].fiber->stack;
+    if (in_shared < machine->shared_used) return place_in_shared(in_shared, bytes, line);
+    return in_stack < STACK_BYTES ? (char*)address : place_in_memory(address, bytes, is_store, line);
 }
 
 // ---- warps --------------------------------------------------------------------------------------------------------
@@ -186,17 +211,20 @@ inline unsigned shuffled(Shuffle how, uint32_t value, uint32_t by, uint32_t limi
 // ---- a launch -----------------------------------------------------------------------------------------------------
 
 struct Parameter { unsigned offset, bytes; };
+struct Facts { unsigned num_parameters; const Parameter* parameters; unsigned shared_bytes, most_threads; };
 
-inline void launch_ptx(void (*body)(void*), const Parameter* wanted, unsigned num_wanted, void** values, const unsigned* bytes,
-                       unsigned num_values, const unsigned* sizes, unsigned shared, unsigned limit, int order, char* error) {
+inline void launch_ptx(void (*body)(void*), const Facts& facts, void** values, const unsigned* bytes, unsigned num_values,
+                       const unsigned* sizes, unsigned shared, unsigned limit, int order, char* error) {
     alignas(16) static thread_local char parameters[4096];           // as many as a kernel may have
     machine = &machine_of_this_thread();
     machine->error = error;
-    if (num_values != num_wanted) return report("%u arguments; the kernel takes %u", num_values, num_wanted);
+    machine->waits_for_ended = !find_array;                          // CuPy's kernels are written for GPUs alone
+    num_found = 0;
+    if (num_values != facts.num_parameters) return report("%u arguments; the kernel takes %u", num_values, facts.num_parameters);
     for (unsigned i = 0; i < num_values; i++) {
-        if (bytes[i] != wanted[i].bytes)
-            return report("argument %u has %u bytes; the kernel takes %u", i, bytes[i], wanted[i].bytes);
-        memcpy(parameters + wanted[i].offset, values[i], bytes[i]);
+        const Parameter& wanted = facts.parameters[i];
+        if (bytes[i] != wanted.bytes) return report("argument %u has %u bytes; the kernel takes %u", i, bytes[i], wanted.bytes);
+        memcpy(parameters + wanted.offset, values[i], bytes[i]);
     }
     machine->body = body, machine->arguments = parameters;
     run_grid(sizes, shared, limit, order);
@@ -207,3 +235,4 @@ inline void launch_ptx(void (*body)(void*), const Parameter* wanted, unsigned nu
 extern "C" __attribute__((visibility("default"))) void arrays_of_the_next_launch(const emulator::Known* arrays, unsigned count) {
     emulator::known = arrays, emulator::num_known = count;
 }
+extern "C" __attribute__((visibility("default"))) void arrays_are_found_by(emulator::Known (*find)(uint64_t)) { emulator::find_array = find; }

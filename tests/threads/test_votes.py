@@ -2,6 +2,8 @@
 and stopping.
 """
 
+import threading
+
 import numpy
 import pytest
 from builders import STRATEGIES, small_gpt, token_batch
@@ -9,6 +11,7 @@ from sabotage import WAYS, sabotage
 
 import shardkit as sk
 from shardkit import OutOfMemoryError, StopVoted
+from shardkit.testing.array import Device
 from shardkit.testing.base import PeerError
 from shardkit.testing.comm import Ballot
 from shardkit.testing.parallel import (
@@ -47,6 +50,34 @@ def state_of(model):
 
 def step(model, number, samples=8):
     return model.train(*sk.split_batch(model.mesh, *token_batch(number, samples)))
+
+
+def test_a_batch_that_one_rank_has_no_room_for_is_an_error_of_all(monkeypatch):
+    """As on a GPU, where the batch of a step is copied to."""
+    without_room, from_host = set(), Device.from_host
+
+    def refused(device, array):
+        if threading.get_ident() in without_room:
+            raise MemoryError("Out of memory allocating 512 bytes")
+        return from_host(device, array)
+
+    monkeypatch.setattr(Device, "from_host", refused)
+
+    def run(backend):
+        model = make(backend, "FSDP")
+        step(model, 0)
+        before = state_of(model)
+        if backend.rank == 1:
+            without_room.add(threading.get_ident())
+        for call in (model.train, model.compute_gradients):
+            wanted = "^rank 1 ran out of memory in the batch of step 2: Out of memory allocating"
+            with pytest.raises(OutOfMemoryError, match=wanted):
+                call(*sk.split_batch(model.mesh, *token_batch(1)))
+        without_room.clear()
+        assert state_of(model) == before
+        assert 0 < step(model, 1) < 5
+
+    sk.run_ranks(2, run)
 
 
 @EVERY_STRATEGY

@@ -52,6 +52,10 @@ def each(function, tree):
     return function(tree) if is_array(tree) else map_tree(function, tree)
 
 
+def _not_placed(x, y) -> tuple:
+    return ()
+
+
 def part_of(tree, first: int, count: int):
     """Return some samples of an array, or of each array of a tree; no copies."""
     return each(itemgetter(slice(first, first + count)), tree)
@@ -76,6 +80,7 @@ class AgreedBatch:
     samples: int  # of the global batch
     items: float  # that the loss counts in the global batch (tokens, for a language model)
     form: bytes  # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
+    placed: tuple  # what the caller has made of x and y before the ranks agreed
 
 
 class _OwnPart(NamedTuple):
@@ -122,6 +127,7 @@ class Batches:
         *,
         call: str,
         rates: Callable[[], list[float]] = list,
+        placed: Callable[[Any, Any], tuple] = _not_placed,
     ) -> AgreedBatch:
         """Return the batch of this step. Collective over the mesh.
 
@@ -131,6 +137,8 @@ class Batches:
         choice   `only` that objective, None: all; and all
         call     that begins here
         rates    function that returns learning rates: a schedule may differ between ranks
+        placed   function of x and y that puts them where they are computed: a rank may have no
+                 room there
         Errors, on all ranks: ConfigurationError on another choice; ShapeError if the part of any
         rank is empty, does not divide into the micro-batches, is not accepted by the model or the
         loss, or if structure of trees or `only` are not those of other ranks; StopVoted,
@@ -147,11 +155,12 @@ class Batches:
             said = {CALL: call, "the learning rate": str(rates())}
             common.value = _structure_number(said, x, y, only=only)
             own = self._own_part(x, y, criterion, micro_batches)
+            ready = placed(own.x, own.y)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
         self._check_common(common, said, only, x=x, y=y)
         self._check_peers(x, y)
-        return self._placed(own)
+        return self._agreed(own, ready)
 
     def _own_part(self, x, y, loss: Loss, micro_batches: int) -> "_OwnPart":
         """Return what this rank computes of samples that are good, and tells the others of it."""
@@ -164,9 +173,11 @@ class Batches:
         told[1:].view(numpy.float64)[:] = _count(loss, y, count, micro_batches)
         return _OwnPart(x, y, count, loss, told)
 
-    def _placed(self, own: "_OwnPart") -> AgreedBatch:
+    def _agreed(self, own: "_OwnPart", placed: tuple) -> AgreedBatch:
         """Return this rank's part with its place in the global batch. Collective over the copies of
         the model.
+
+        placed   what the caller has made of x and y
         """
         everyones = numpy.zeros((self._copies.world_size, 2), numpy.int64)
         self._copies.all_gather(own.told, everyones.reshape(-1))
@@ -181,6 +192,7 @@ class Batches:
             sum(samples),
             tree_total(list(items)),
             everyones[:, 0].tobytes(),
+            placed,
         )
 
     def context_for(self, x, context: ForwardContext) -> ForwardContext:
@@ -189,6 +201,11 @@ class Batches:
         if context.is_unmarked != is_unmarked:
             context = replace(context, is_unmarked=is_unmarked)
         return context_of_pass(self._model, x, context)
+
+    @property
+    def rank(self) -> int:
+        """This one, in the mesh."""
+        return self._mesh.rank
 
     def _usual_loss(self):
         return self._loss or self._model.loss
@@ -302,10 +319,12 @@ class Intake:
 
     batches   the door that they come in by
     parts     of the engine (assembly.py): its plan, state, and buffers that observe
+    described   of shortage.py: says why a rank has no room
     """
 
-    def __init__(self, batches: Batches, parts, config):
+    def __init__(self, batches: Batches, parts, config, described):
         self._batches, self._parts = batches, parts
+        self._described = described
         self._micro_batches, self._seed = config.micro_batches, config.seed
         self._groups = config.parameter_groups
 
@@ -330,11 +349,11 @@ class Intake:
         num, parts = self._micro_batches, self._parts
         state = parts.state
         rates = self._rates_ahead if call == "train" else list
-        batch = self._batches.agree(x, y, num, loss, ballot, choice, call=call, rates=rates)
+        given = {"call": call, "rates": rates, "placed": self._placed}
+        batch = self._batches.agree(x, y, num, loss, ballot, choice, **given)
         size = batch.own_samples // num
         whole = batch.x
-        x = parts.plan.numerics.entering(each(parts.plan.device.from_host, batch.x))
-        y = each(parts.plan.device.from_host, batch.y)
+        x, y = batch.placed
         micro_batches = tuple(
             MicroBatch(
                 part_of(x, start, size),
@@ -364,6 +383,18 @@ class Intake:
             first_gradient=first_gradient,
             update=Update(state.step_number + 1),
         )
+
+    def _placed(self, x, y) -> tuple:
+        """Return x and y on the device, x as the first block reads it. Errors: OutOfMemoryError."""
+        plan, number = self._parts.plan, self._parts.state.step_number + 1
+        try:
+            return (
+                plan.numerics.entering(each(plan.device.from_host, x)),
+                each(plan.device.from_host, y),
+            )
+        except MemoryError as error:
+            place = f"the batch of step {number}"
+            raise self._described(error, self._batches.rank, place, plan.device) from error
 
     def _rates_ahead(self) -> list[float]:
         """Return the learning rates of the next update: of the rule, and of groups with their own.

@@ -19,6 +19,7 @@ from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
+from .shortage import short_of_memory
 from .votes import StepLosses, raise_failure
 
 # Of a prediction whose loss is computed in float64; logits of texts are more.
@@ -183,11 +184,21 @@ class Evaluation:
             self._samples.refuse_texts()
         context = ForwardContext(seed=self._seed, texts=texts, parts=self._samples)
         context = self._batches.context_for(x, context)
-        x = self._numerics.entering(map_tree(self._device.from_host, x))
-        part = MicroBatch(x, None, context)
+        part = MicroBatch(self._placed(x), None, context)
         results = self._runtime.run(self._program, Inputs((part,)))
         raise_failure(self._mesh.world, results.failure)
         return results.predictions.get(0)
+
+    def _placed(self, x):
+        """Return x on the device, as the first block reads it. Collective on GPUs, where a rank
+        may have no room.
+
+        Errors, on all ranks: OutOfMemoryError.
+        """
+        device = self._device
+        together = collectively(self._mesh.world) if device.kind == "cuda" else nullcontext()
+        with together, short_of_memory(self._mesh.rank, "a batch to predict", device):
+            return self._numerics.entering(map_tree(device.from_host, x))
 
 
 def _description(form: Form):

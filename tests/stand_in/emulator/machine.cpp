@@ -85,6 +85,7 @@ void fiber_main() {                                           // thread after th
         m.body(m.arguments);
         mine.state = DONE;
         m.num_done++;
+        release_if_complete();
         bool goes_on = choose();
         if (goes_on && !failed() && m.threads[m.chosen].state == UNSTARTED) {
             m.threads[m.chosen].fiber = mine.fiber;
@@ -132,23 +133,31 @@ void make_ready(const unsigned* numbers, size_t count) {
     for (size_t i = 0; i < count; i++) machine->threads[numbers[i]].state = READY;
 }
 
-void release_block(int line) {
+void release_block() {
     Machine& m = *machine;
-    unsigned all[1024], count = m.threads.size();
-    for (unsigned i = 0; i < count; i++) {
-        all[i] = i;
-        if (m.threads[i].line != line)
-            report("threads of a block wait at different barriers: lines %d and %d", m.threads[i].line, line);
+    unsigned all[1024], count = 0;
+    for (unsigned i = 0; i < m.threads.size(); i++) {
+        if (m.threads[i].state != AT_BARRIER) continue;
+        all[count++] = i;
+        if (m.threads[i].line != m.threads[all[0]].line)
+            report("threads of a block wait at different barriers: lines %d and %d", m.threads[i].line, m.threads[all[0]].line);
     }
     m.num_at_barrier = 0;
     make_ready(all, count);
+}
+
+void release_if_complete() {
+    Machine& m = *machine;
+    size_t arrived = m.num_at_barrier + (m.waits_for_ended ? 0 : m.num_done);
+    if (m.num_at_barrier && arrived == m.threads.size()) release_block();
 }
 
 void barrier(int line) {
     Machine& m = *machine;
     m.threads[m.running].state = AT_BARRIER;
     m.threads[m.running].line = line;
-    if (++m.num_at_barrier == m.threads.size()) release_block(line);
+    m.num_at_barrier++;
+    release_if_complete();
     back_to_scheduler();
 }
 
@@ -207,6 +216,14 @@ char* take_shared(const void* key, size_t bytes) {
     m.arrays.push_back({key, offset, bytes});
     memset(m.shared + offset, POISON, bytes + GUARD_BYTES);
     return m.shared + offset;
+}
+
+char* place_in_shared(unsigned address, unsigned bytes, int line) {
+    if (address % bytes) report("shared address %u is no multiple of %u, at line %d", address, bytes, line), give_up();
+    for (const Array& array : machine->arrays)
+        if (address >= array.offset && address + bytes <= array.offset + array.bytes) return machine->shared + address;
+    report("shared address %u lies outside all arrays, at line %d", address, line);
+    give_up();
 }
 
 void check_guards() {

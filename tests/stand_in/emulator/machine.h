@@ -43,6 +43,7 @@ struct Machine {
     std::vector<Fiber*> fibers, idle;
     std::vector<unsigned> queue;                                     // numbers of threads that can run, from head on
     size_t head = 0, num_done = 0, num_at_barrier = 0;
+    bool waits_for_ended = true;                                     // at a barrier; a GPU from Volta on does not
     unsigned chosen = 0;                                             // the one to run next
     unsigned running = 0;
     void* scheduler = nullptr;                                       // top of the stack that launched the grid
@@ -64,11 +65,13 @@ void back_to_scheduler();
 uint64_t shuffled_bits();
 void make_ready(const unsigned* numbers, size_t count);
 void barrier(int line);
+void release_if_complete();                                          // those that wait at a barrier
 // The lanes that take part, if all of them have come, else none.
 unsigned lanes_present(unsigned first, unsigned mask, int line, unsigned* lanes);
 // Give a value and take that of the source lane, together with all lanes of the mask.
 uint64_t exchange(unsigned mask, uint64_t value, unsigned source, int line);
 char* take_shared(const void* key, size_t bytes);
+char* place_in_shared(unsigned address, unsigned bytes, int line);   // from the start of shared memory, within one array
 Machine& machine_of_this_thread();                                   // of the operating system
 void run_grid(const unsigned* sizes, unsigned shared_bytes, unsigned shared_limit, int order);
 

@@ -105,14 +105,6 @@ template <Kind KIND> __attribute__((noinline)) void multiply(float* c, const uns
 
 // ---- ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16 ------------------------------------------------------------------
 
-inline char* place_in_shared(unsigned address, unsigned bytes, int line) {
-    if (address % bytes) report("shared address %u is no multiple of %u, at line %d", address, bytes, line), give_up();
-    for (Array& array : machine->arrays)
-        if (address >= array.offset && address + bytes <= array.offset + array.bytes) return machine->shared + address;
-    report("shared address %u lies outside all arrays, at line %d", address, line);
-    give_up();
-}
-
 struct Matrices { unsigned* x; const char* row; };
 
 template <bool IS_TURNED> void load_warp(Matrices** lanes) {
