@@ -283,15 +283,15 @@ class Batches:
 
     def _check_peers(self, *trees) -> None:
         """Raise on all ranks if peers of a replica passed other arrays, as far as is looked at:
-        where ranks share samples the shapes, since they size their messages by them. Collective
-        over the mesh then, and in checked mode.
+        where ranks share samples the shapes, by which they size their messages, and a few elements;
+        of the first batch, and of each in checked mode, all. Collective over the mesh then.
         """
-        if self.compares_peers or not self._has_compared:
-            check_peers(self._mesh, *trees)
-            self._has_compared = True
         if self._samples is not None:
             with collectively(self._mesh.world):
                 self._samples.check_same(*trees)
+        if self.compares_peers or not self._has_compared:
+            check_peers(self._mesh, *trees)
+            self._has_compared = True
 
     def _check_common(
         self, common: CommonNumber, about: dict[str, str], only: str | None = None, **trees
