@@ -2,9 +2,12 @@
 memory that runs out.
 """
 
+import threading
+
 import numpy
 
 from shardkit.nn import Tensor, record
+from shardkit.testing.array import Device
 
 WAYS = (
     "nan",
@@ -13,6 +16,19 @@ WAYS = (
     "memory in backward",
     "memory in weight gradient",
 )
+
+
+def threads_without_room(monkeypatch) -> set[int]:
+    """Return the numbers of threads for whose arrays their device has no room; none so far."""
+    found, from_host = set(), Device.from_host
+
+    def refused(device, array):
+        if threading.get_ident() in found:
+            raise MemoryError("Out of memory allocating 512 bytes")
+        return from_host(device, array)
+
+    monkeypatch.setattr(Device, "from_host", refused)
+    return found
 
 
 def no_memory():

@@ -8,6 +8,7 @@ import threading
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
+from sabotage import threads_without_room
 
 import shardkit as sk
 from shardkit import DeviceError
@@ -151,14 +152,7 @@ def test_a_step_without_memory_changes_nothing_and_names_the_holders(gpu):
 
 
 def test_a_batch_to_predict_that_one_rank_has_no_room_for_is_an_error_of_all(gpu, monkeypatch):
-    without_room, from_host = set(), Device.from_host
-
-    def refused(device, array):
-        if threading.get_ident() in without_room:
-            raise MemoryError("Out of memory allocating 512 bytes")
-        return from_host(device, array)
-
-    monkeypatch.setattr(Device, "from_host", refused)
+    without_room = threads_without_room(monkeypatch)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 0, device="cuda")

@@ -7,11 +7,10 @@ import threading
 import numpy
 import pytest
 from builders import STRATEGIES, small_gpt, token_batch
-from sabotage import WAYS, sabotage
+from sabotage import WAYS, sabotage, threads_without_room
 
 import shardkit as sk
 from shardkit import OutOfMemoryError, StopVoted
-from shardkit.testing.array import Device
 from shardkit.testing.base import PeerError
 from shardkit.testing.comm import Ballot
 from shardkit.testing.parallel import (
@@ -54,14 +53,7 @@ def step(model, number, samples=8):
 
 def test_a_batch_that_one_rank_has_no_room_for_is_an_error_of_all(monkeypatch):
     """As on a GPU, where the batch of a step is copied to."""
-    without_room, from_host = set(), Device.from_host
-
-    def refused(device, array):
-        if threading.get_ident() in without_room:
-            raise MemoryError("Out of memory allocating 512 bytes")
-        return from_host(device, array)
-
-    monkeypatch.setattr(Device, "from_host", refused)
+    without_room = threads_without_room(monkeypatch)
 
     def run(backend):
         model = make(backend, "FSDP")
