@@ -263,6 +263,7 @@ def make_run(folder):
 
 
 def make_ledgers(folder):
+    (folder / "stacks").mkdir()
     for rank in range(3):
         ledger = Ledger(folder, rank, 3)
         for number in range(1, 9 + rank):
@@ -271,8 +272,7 @@ def make_ledgers(folder):
             ledger.end()
         ledger.begin("isend" if rank else "broadcast", "world/1.0", (2,), None if rank else 20)
         ledger.close()  # before its file is damaged: it would write into memory that is gone
-        (folder / f"rank-{rank:05d}.stacks").write_text("Thread 1\n  File x\n")
-    (folder / "hang").write_text("")
+        (folder / "stacks" / f"rank-{rank:05d}.stacks").write_text("Thread 1\n  File x\n")
 
 
 def make_tokenizers(folder):

@@ -27,6 +27,7 @@ from shardkit.testing.comm import (
     LedgerPlaces,
     Progress,
     Watchdog,
+    handed_over,
     hang_report,
     hang_suspects,
     idle_since,
@@ -318,39 +319,45 @@ def test_other_code_inside_of_a_call_is_noticed(tmp_path):
 def test_the_stacks_of_a_hang_cost_no_process_its_life(tmp_path):
     """One rank has closed its watchdog; what has the process id of another knows none."""
     program = textwrap.dedent("""
-        import sys, time
+        import ctypes, sys, time
         from shardkit.testing.comm import Ledger, Progress, Watchdog
         folder, rank, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
         if how == "of another program":
-            Ledger(folder, rank, 4)
+            Ledger(folder, rank, 5)
         else:
-            watchdog = Watchdog(Progress(), folder, rank, 4, seconds=lambda: 60.0, abort=print)
+            watchdog = Watchdog(Progress(), folder, rank, 5, seconds=lambda: 60.0, abort=print)
         if how == "closed":
             watchdog.close()
         print("there", flush=True)
+        if how == "locked":
+            ctypes.PyDLL(None).sleep(600)  # no other thread of this process runs
         time.sleep(600)
     """)
     others = {
         how: subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path), str(rank), how], stdout=subprocess.PIPE
         )
-        for rank, how in enumerate(("watched", "closed", "of another program"), start=1)
+        for rank, how in enumerate(("watched", "locked", "closed", "of another program"), start=1)
     }
     try:
         for process in others.values():
             assert process.stdout.readline() == b"there\n"
         told = []
         progress = Progress()
-        watchdog = Watchdog(progress, tmp_path, 0, 4, seconds=lambda: 30.0, abort=told.append)
-        progress.begin_collective("barrier", "world", (0, 1, 2, 3))
+        watchdog = Watchdog(progress, tmp_path, 0, 5, seconds=lambda: 30.0, abort=told.append)
+        assert not list(tmp_path.rglob("*stacks*"))  # no files of ranks in which nothing hangs
+        progress.begin_collective("barrier", "world", (0, 1, 2, 3, 4))
         progress.began -= 100.0
         watchdog._look()
         progress.end()
         watchdog.close()
         assert {how: process.poll() for how, process in others.items()} == dict.fromkeys(others)
-        assert len(told) == 1 and "ranks 1, 2, 3 are missing" in told[0]
-        for rank in (0, 1):
-            assert "Current thread" in (tmp_path / f"rank-{rank:05d}.stacks").read_text()
+        assert len(told) == 1 and "ranks 1, 2, 3, 4 are missing" in told[0]
+        assert len(list(tmp_path.rglob("*.stacks"))) == 3
+        # a handler may crash where the interpreter runs: a signal asks only who keeps its lock
+        assert [how for how, other in others.items() if handed_over(other.pid)] == ["locked"]
+        for rank in (0, 1, 2):
+            assert "Current thread" in (tmp_path / "stacks" / f"rank-{rank:05d}.stacks").read_text()
     finally:
         for process in others.values():
             process.kill()

@@ -549,6 +549,12 @@ def test_folders_of_an_earlier_version_are_read_until_a_job_begins_there(tmp_pat
     of_version_3(tmp_path, 3)
     assert hang_suspects(tmp_path) == "rank 1 is missing"
     assert "ranks 0, 2 in barrier (call 1 on group world)" in hang_report(tmp_path)
+    (tmp_path / "hang").touch()
+    (tmp_path / "rank-00001.stacks").write_text("an old stack")
+    assert "stacks of rank 1:\n  an old stack" in hang_report(tmp_path)
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "rank-00001.stacks").write_text("a new stack")
+    assert "stacks of rank 1:\n  a new stack" in hang_report(tmp_path)
     for rank in range(2):
         wait_in(tmp_path, rank, 2)
     assert read_ledgers(tmp_path).rows["world_size"].tolist() == [2, 2]

@@ -41,7 +41,6 @@ ALLOWED = {
     "comm/node/heap.py": {"ftruncate"},  # of memory without a name
     "comm/watch/folder.py": {"O_CREAT"},  # the lock in the private folder of a job, O_NOFOLLOW
     "comm/watch/roll.py": {"O_CREAT"},  # in that folder
-    "comm/watch/watchdog.py": {"touch", "open rb+"},  # O_EXCL; /dev/null
     "ensemble/group.py": {"open w"},  # /dev/null
     "data/hdf5.py": {"File w"},  # a name that open_new() has just made
     "data/prepare/assemble.py": {"open r+b"},  # that file

@@ -13,8 +13,8 @@ from clean_fork import clean_context
 import shardkit
 from shardkit.testing.comm import (
     EXIT_HOOKS,
-    HANG_NAME,
     PREFIX,
+    STACKS_FOLDER,
     Attendance,
     Entry,
     JobFolder,
@@ -95,7 +95,8 @@ def test_all_that_a_job_makes_in_its_folder_is_removed_with_it(tmp_path, monkeyp
     roll.end()
     told = []
     watchdog = Watchdog(Progress(), folder.path, 0, 2, seconds=lambda: 60.0, abort=told.append)
-    (folder.path / HANG_NAME).touch()
+    (folder.path / STACKS_FOLDER).mkdir()
+    (folder.path / STACKS_FOLDER / "rank-00001.stacks").touch()
     assert Turn(folder.path, 0).is_mine("world", 65, 60.0)
     note_path(folder.path, 0, watchdog.ledger.path)
     own = Attendance()

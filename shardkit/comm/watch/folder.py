@@ -23,12 +23,18 @@ SHARED_MEMORY = Path("/dev/shm")
 _TRIES = 100  # to open a folder that others remove
 _OF_LIBRARIES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 LOOK_NAME, LOOK_NAMES = "look-{:08x}", {r"look-[0-9a-f]{8}": FILE}
-_NAMES = {  # what ranks and wardens make there, beside the lock
-    r"roll|reported|ended|hang": FILE,
-    r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}|closing-[0-9a-f]{8}-\d{5,}": FILE,
-    r"node-\d{5,}\.ledger|rank-\d{5,}\.(ledger|stacks)": FILE,
+STACKS_FOLDER, STACKS_NAME = "stacks", "rank-{:05d}.stacks"  # made when a job hangs
+_STACKS = r"rank-\d{5,}\.stacks"
+LEDGER_NAMES = {  # in a folder of ledgers
+    rf"node-\d{{5,}}\.ledger|rank-\d{{5,}}\.ledger|{_STACKS}|hang": FILE,  # also of older versions
+    STACKS_FOLDER: {_STACKS: FILE, TEMPORARY: FILE},
     TEMPORARY: FILE,
     **LOOK_NAMES,
+}
+_NAMES = {  # what ranks and wardens make in that of a job, beside the lock
+    "roll|reported|ended": FILE,
+    r"segments-\d+|note-\d+-\d{5,}|ledger-\d{5,}|closing-[0-9a-f]{8}-\d{5,}": FILE,
+    **LEDGER_NAMES,
 }
 
 

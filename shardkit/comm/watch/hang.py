@@ -14,9 +14,8 @@ import numpy
 
 from ...errors import CheckpointError
 from ...files.reading import read_bytes
-from ...files.removing import FILE, TEMPORARY
 from ..ranks import in_words
-from .folder import LOOK_NAMES
+from .folder import STACKS_FOLDER, STACKS_NAME
 from .ledgers import ANY, Ledgers, read_ledgers, without_room
 from .places import LedgerPlaces
 from .processes import is_stopped
@@ -24,13 +23,6 @@ from .progress import Call
 from .pulse import Pulse
 from .recorded import GroupName, RecordedRank
 
-STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
-HANG_NAME = "hang"  # made by the rank that reports
-LEDGER_NAMES = {  # in a folder
-    r"node-\d{5,}\.ledger|rank-\d{5,}\.(ledger|stacks)|hang": FILE,
-    TEMPORARY: FILE,
-    **LOOK_NAMES,
-}
 _OWN_THREADS = (
     "comm/watch/watchdog.py",
     "comm/watch/many.py",
@@ -68,7 +60,7 @@ def report_of(found: Ledgers, folder, now: float | None = None) -> str:
     if outside.size > _MAX_RANKS:
         lines.append(f"{in_words(found.ranks[outside[_MAX_RANKS:]].tolist())} in no call, too")
     lines += _silent_lines(Path(folder), found)
-    if (Path(folder) / HANG_NAME).exists():
+    if _stacks_of(Path(folder)).exists():
         inside = numpy.flatnonzero(found.is_in_call)
         inside = inside[numpy.argsort(-found.rows["last"]["began"][inside], kind="stable")]
         # First the ranks that others wait for, then those that came last.
@@ -329,9 +321,15 @@ def _last_seen(rank: RecordedRank, now: float) -> str:
     )
 
 
+def _stacks_of(folder: Path) -> Path:
+    """Return the folder of stacks. Those of older versions lie beside the ledgers."""
+    newer = folder / STACKS_FOLDER
+    return folder if (folder / "hang").exists() and not newer.exists() else newer
+
+
 def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
     """Return the stacks of the rank's threads, innermost call first, without our own threads."""
-    path = folder / STACKS_NAME.format(rank.rank)
+    path = _stacks_of(folder) / STACKS_NAME.format(rank.rank)
     content = read_bytes(path, _MOST_STACK_BYTES, error=CheckpointError) if path.exists() else b""
     text = content.decode("utf-8", "replace").strip()
     if not text:

@@ -106,10 +106,10 @@ class Ledgers:
         rows = numpy.minimum(numpy.searchsorted(self.ranks, ranks), self.rows.size - 1)
         return numpy.where(self.ranks[rows] == ranks, rows, -1)
 
-    def processes_on(self, host: str) -> list[int]:
-        """Return the ids of the processes of the ranks there."""
-        is_there = self.rows["host"] == self.texts.get(host, -1)
-        return self.rows["pid"][is_there].tolist()
+    def processes_on(self, host: str) -> dict[int, int]:
+        """Return the {rank: id of its process} of the ranks there."""
+        there = self.rows[self.rows["host"] == self.texts.get(host, -1)]
+        return dict(zip(there["rank"].tolist(), there["pid"].tolist()))
 
     def rank(self, row: int) -> RecordedRank:
         """Return what the rank of a row says, with its last call."""

@@ -2,49 +2,35 @@
 
 Every rank keeps a ledger (ledger.py), and a thread checks regularly how long the current call has
 taken, and notes that it could (pulse.py). The first rank that finds a call over the limit makes the
-file `hang`, asks the processes of its node for their stacks by a signal (ranks of other nodes see
-the file), reads all ledgers once, and aborts with the report of hang.py.
+folder `stacks`, into which those that see it write what their threads do (stacks.py), reads all
+ledgers once, and aborts with the report of hang.py.
 
 The report names all ranks if they see one folder; if each node has its own folder, it names the
 ranks of the node. What counts as waiting is said in call_clock.py.
 Source: the flight recorder of torch.distributed.
 """
 
-import faulthandler
-import os
-import signal
 import threading
 import time
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from ...files.removing import remove_file
-from ...files.writing import open_new
 from ..failure.agreement import describe_error
 from .attendance import attendance
 from .call_clock import CallClock
 from .frames import first_frame, main_frame
-from .hang import (
-    HANG_NAME,
-    STACKS_NAME,
-    hang_suspects,
-    late_text,
-    report_of,
-    suspects_of,
-)
+from .hang import hang_suspects, late_text, report_of, suspects_of
 from .ledger import Ledger
-from .ledgers import Ledgers, read_ledgers
+from .ledgers import read_ledgers
 from .places import LedgerPlace
-from .processes import catches
 from .progress import Call
 from .pulse import beat_seconds
+from .stacks import HANDLER_SECONDS, Stacks
 from .turn import Idle
 
-STACKS_SIGNAL = signal.SIGRTMIN + 7
-STACKS_SECONDS = 0.7  # until the stacks of this node are written
 STOPPED_SECONDS = 2.0  # between two beats: a process that was stopped, with all others perhaps
-PATIENCE_SECONDS = 3.0  # the time that the first rank to notice has to end the job
+PATIENCE_SECONDS = 5.0  # the time that the first rank to notice has to end the job
 REPORT_SECONDS = 8.0  # a hang is reported so long before the batch system kills the job
 MIN_SECONDS = 10.0  # a call may take so long even then: a save may still succeed
 
@@ -89,7 +75,7 @@ class Watchdog:
         self._gives_up = inf  # when this rank ends the job although another one should
         place = progress.places.of(rank) if place is None else place
         self.ledger = Ledger(self.folder, rank, world_size, progress.names, place)
-        self._stacks = self._open_stacks(rank)
+        self._stacks = Stacks(self.folder, rank)
         self.ledger.beat(seconds(), 0.0)
         self.take_over()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
@@ -98,28 +84,18 @@ class Watchdog:
     def take_over(self) -> None:
         """Let calls be noted in this ledger from now on."""
         attendance().note_ledger(self.ledger.path, self.ledger.start)
-        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        self._stacks.listen()
         self._progress.ledger = self.ledger
-
-    def _open_stacks(self, rank: int):
-        """Return the file for the stacks of this rank, or a place where they are lost."""
-        try:
-            if self.folder is not None:
-                remove_file(self.folder / HANG_NAME)  # left by an earlier run in this folder
-                return open_new(self.folder / STACKS_NAME.format(rank))
-        except OSError:  # the warning about the ledger has said so
-            pass
-        return open(os.devnull, "rb+")
 
     def close(self) -> None:
         """Stop watching; the files stay."""
         self._stopped.set()
         self._thread.join()
-        if self._progress.kept is self.ledger:  # else another watchdog has taken over
+        is_last = self._progress.kept is self.ledger  # else another watchdog has taken over
+        if is_last:
             self._progress.ledger = None
             attendance().note_ledger(None)
-            faulthandler.unregister(STACKS_SIGNAL)
-        self._stacks.close()
+        self._stacks.close(is_last)
         self.ledger.close()
 
     def suspects(self) -> str:
@@ -157,8 +133,8 @@ class Watchdog:
     def _look(self):
         if self._has_outlived():
             self._report()
-        elif self.folder is not None and (self.folder / HANG_NAME).exists():
-            self._dump_stacks()
+        else:
+            self._stacks.write_if_asked()
 
     def _has_outlived(self) -> bool:
         call, began = self._under_way()
@@ -184,7 +160,7 @@ class Watchdog:
         limit = self._limit()
         stuck = self._idle.ranks(limit)
         with suppress(OSError):
-            if stuck and self._is_first():
+            if stuck and self._stacks.may_ask():
                 _, report = self._look_at_ledgers()
                 self._abort(f"{stuck} got nowhere for {limit:g} s; the job is ended\n{report}")
 
@@ -195,10 +171,10 @@ class Watchdog:
 
     def _report(self):
         """Report the hang if this rank is the first; otherwise wait for the report of the first."""
-        if not self._is_first():
-            self._dump_stacks()
+        if not self._stacks.may_ask():
+            self._stacks.write_if_asked()
             self._gives_up = min(self._gives_up, time.monotonic() + PATIENCE_SECONDS)
-            self._stopped.wait(STACKS_SECONDS)
+            self._stopped.wait(HANDLER_SECONDS)
             if time.monotonic() < self._gives_up:
                 return
         call, _ = self._under_way()
@@ -212,17 +188,6 @@ class Watchdog:
             f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}"
         )
 
-    def _is_first(self) -> bool:
-        """Return True for one rank; for all where no file can be made."""
-        try:
-            if self.folder is not None:
-                (self.folder / HANG_NAME).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError:
-            return True
-        return True
-
     def _look_at_ledgers(self) -> tuple[str, str]:
         """Return the ranks that are missing, in words, and the report."""
         if self.folder is None:
@@ -230,8 +195,7 @@ class Watchdog:
         try:
             found, now = read_ledgers(self.folder), time.time()
             suspects = suspects_of(found, self.folder, self._limit())
-            self._ask_for_stacks(found)  # afterwards: it may wake a process in a system call
-            time.sleep(STACKS_SECONDS)
+            self._stacks.gather(found, self._limit())  # it may wake a process in a system call
             report = report_of(found, self.folder, now)
         except OSError as error:
             return f"what the ranks do is not known, for {error}", ""
@@ -242,19 +206,3 @@ class Watchdog:
         with suppress(OSError):
             return late_text(self.folder, call, self._progress.places)
         return ""
-
-    def _ask_for_stacks(self, found: Ledgers):
-        """Signal every process of this node: its handler writes the stacks, even inside of MPI.
-
-        A rank that has closed its watchdog, or another program that has its id by now, has no such
-        handler and would die.
-        """
-        for process in found.processes_on(os.uname().nodename):
-            with suppress(OSError):  # it has died just now, or belongs to another user
-                if catches(process, STACKS_SIGNAL):
-                    os.kill(process, STACKS_SIGNAL)
-
-    def _dump_stacks(self):
-        """Write the stacks, unless the signal has done so."""
-        if os.fstat(self._stacks.fileno()).st_size == 0:
-            faulthandler.dump_traceback(self._stacks, all_threads=True)

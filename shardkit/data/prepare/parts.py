@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy
 
 from ...checkpoint.format.files import checksum, make_folder
-from ...comm.watch.hang import LEDGER_NAMES
+from ...comm.watch.folder import LEDGER_NAMES
 from ...errors import CorpusError
 from ...files.ownership import OWNER_NAMES, Ownership
 from ...files.reading import read_bytes
