@@ -214,14 +214,10 @@ class Shardkit:
         return self.model.train(*self.split_batch(self.model.mesh, *self.sizes.step_batch(number)))
 
     def facts(self) -> dict:
-        """Return the bytes on this rank that the library itself accounts for, and what its domain
-        axis has sent.
-        """
+        """Return the bytes on this rank that the library itself accounts for."""
         about = self.model.get_model_metadata()
         kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")
-        traffic = self.model.mesh.group("domain").traffic
-        sent = {"messages": traffic.calls, "message_bytes": traffic.by_verb}
-        return {**{key: about[key] for key in kept}, **sent}
+        return {key: about[key] for key in kept}
 
     def close(self) -> None:
         self.model.close()

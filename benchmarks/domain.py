@@ -1,14 +1,13 @@
-"""Samples that are cut over ranks: time, activations and messages of a training step, against one
-rank, formulas, and the same cut written with torch.distributed.
+"""Samples that are cut over ranks: time and activations of a training step, against one rank, and
+the same cut written with torch.distributed.
 
-    python benchmarks/domain.py [--parts time,memory,messages,attention] [--turns 5]
+    python benchmarks/domain.py [--parts time,memory,attention] [--turns 5]
 
     time        a race as in train_step.py; PyTorch's cut is that of domain_twins.py. Beside the
                 clock stands the processor time of the busiest rank: on a machine that is busy
                 otherwise the clock says little, and waits of a rank that spins are in both
     memory      the most that activations took on a rank, by the library's own accounts, and the
                 most that was resident, libraries included
-    messages    of a step, counted by the communicator, and by the formula
     attention   heads against rings on even spans and on pairs, processor time of the busiest rank
 """
 
@@ -25,14 +24,12 @@ from problems import CUT
 from race import Race, mpiexec
 from report import Table, machine, machine_text, save
 
-UNET, LARGE_UNET, SMALL_UNET = CUT.values()
+UNET, LARGE_UNET = list(CUT.values())[:2]
 LLAMA = {"vocabulary": 256, "style": "llama", "batch": 1, "width": 128, "heads": 2}
 GPT = Sizes("GPT of 16,384 tokens", layers=1, sequence=16384, **LLAMA)
 LARGE_GPT = Sizes("GPT of 32,768 tokens", layers=2, sequence=32768, **LLAMA)
-SMALL_GPT = Sizes("GPT of 4,096 tokens", layers=2, sequence=4096, **LLAMA)
 ATTENTION = {"tokens": 4096, "heads": 8, "head_dim": 64}
 WANTED_SPEED, WANTED_MEMORY, WANTED_OF_TORCH = 1.7, 0.30, 1.3
-FLOAT_BYTES = 4
 
 
 def our_specs(*ranks: int) -> list[Spec]:
@@ -106,7 +103,7 @@ def _busiest(race: Race, spec: Spec) -> float:
     return race.processor_seconds(spec.name) / spec.ranks
 
 
-# ---- memory and messages -------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def facts_of(sizes, spec: Spec, steps: int) -> list[dict]:
@@ -135,71 +132,6 @@ def memory_table(sizes) -> Table:
     columns = ["contestant", "activations, MiB", "of one rank's", "resident, MiB"]
     note = f"On the fullest rank. Wanted: {WANTED_MEMORY} on 4 ranks."
     return Table(f"{sizes.name}, memory", columns, rows, note)
-
-
-def messages_table() -> Table:
-    rows = []
-    for sizes, ranks in ((SMALL_UNET, 2), (SMALL_UNET, 4), (SMALL_GPT, 2), (SMALL_GPT, 4)):
-        counted = sent_in_a_step(sizes, our_specs(ranks)[0])
-        for rank, found in enumerate(counted):
-            wanted = (halos if sizes is SMALL_UNET else attention_messages)(sizes, rank, ranks)
-            rows.append([f"{sizes.name}, rank {rank} of {ranks}", *found, *wanted])
-    columns = ["a step of", "messages", "bytes", "messages, formula", "bytes, formula"]
-    return Table("Halos and attention, what a rank sends", columns, rows)
-
-
-def sent_in_a_step(sizes, spec: Spec) -> list[tuple[int, int]]:
-    """Return (messages, bytes) that each rank sends in the second step, for halos and attention."""
-    totals = []
-    with Race(sizes) as race:
-        race.enter(spec)
-        for _ in range(2):
-            race.run(turns=1, steps=1)
-            totals.append([_sent(facts) for facts in race.contestants[spec.name].memory])
-    return [tuple(b - a for a, b in zip(*both)) for both in zip(*totals)]
-
-
-def _sent(facts: dict) -> tuple[int, int]:
-    both = facts["messages"], facts["message_bytes"]
-    return tuple(sum(counted.get(verb, 0) for verb in ("send", "all_to_all")) for counted in both)
-
-
-def halos(problem, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (messages, bytes) of the rows that neighbors of a rank read in a step of a UNet.
-
-    A kernel of three rows reads one of each neighbor, and its gradient comes back, but for the
-    first layer; pools and transposed convolutions of two rows read none where parts are even.
-    """
-    width, depth, grid = problem.arguments["width"], 3, problem.x[2:]
-    neighbors = (rank > 0) + (rank < ranks - 1)
-    messages, num_bytes = -1, -problem.x[1] * grid[1] * grid[2]  # of the first layer, going back
-    for level in range(depth + 1):
-        own, row = width * 2**level, grid[1] * grid[2] // 4**level
-        read = [own // 2 if level else problem.x[1], own, *([2 * own, own] * (level < depth))]
-        messages += 2 * len(read)
-        num_bytes += 2 * sum(read) * row
-    return neighbors * messages, FLOAT_BYTES * neighbors * num_bytes
-
-
-def attention_messages(sizes: Sizes, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (messages, bytes) of a step of a GPT whose parts are even, and halves of them."""
-    forms = (_of_heads, _of_ring)
-    messages, tokens = forms[sizes.heads % ranks > 0](sizes.sequence // ranks, rank, ranks)
-    return messages * sizes.layers, FLOAT_BYTES * sizes.width * tokens * sizes.layers
-
-
-def _of_heads(own: int, rank: int, ranks: int) -> tuple[int, int]:
-    """q, k, v and y go to all ranks, and their gradients come back."""
-    return 8, 8 * own * (ranks - 1) // ranks
-
-
-def _of_ring(own: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Halves of them go to one rank and back; blocks go round, then with gradients, which then go
-    home.
-    """
-    swapped = 0 if 2 * rank == ranks - 1 else 8
-    passed = ranks - 1
-    return swapped + 3 * passed + 1, swapped * own // 2 + 2 * own * (3 * passed + 1)
 
 
 # ---- ways of attention ---------------------------------------------------------------------------
@@ -271,8 +203,6 @@ def tables_of(part: str, turns: int, measured: dict):
             yield table
     elif part == "memory":
         yield from map(memory_table, (LARGE_UNET, LARGE_GPT))
-    elif part == "messages":
-        yield messages_table()
     else:
         yield attention_table(turns)
 
@@ -281,7 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="time,memory,messages,attention")
+    parser.add_argument("--parts", default="time,memory,attention")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()

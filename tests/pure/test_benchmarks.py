@@ -231,13 +231,14 @@ def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
 def test_a_twin_cut_over_two_ranks_has_the_losses_of_one(name, tmp_path):
     pytest.importorskip("torch")
     from contestants import Sizes, Spec
-    from domain import SMALL_UNET
+    from problems import CUT
     from race import Race
 
     gpt = Sizes(
         "T", vocabulary=31, width=16, heads=2, layers=2, sequence=32, batch=1, style="llama"
     )
-    sizes = {"UNet": SMALL_UNET, "GPT": gpt}[name]
+    *_, small_unet = CUT.values()
+    sizes = {"UNet": small_unet, "GPT": gpt}[name]
     form = {"fused": True, "attention": "sdpa", "channels_last": name == "UNet"}
     specs = [Spec("one", "torch", **form), Spec("cut", "torch", 2, "domain", **form)]
     with Race(sizes) as race:
