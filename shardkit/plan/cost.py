@@ -74,7 +74,36 @@ def step_cost(
 ) -> StepCost:
     """Return the cost of a step; is_exact replays the schedule, else the closed form is used."""
     cluster = cluster.at_work(layout.devices, software.efficiency)
-    units = stage_units(shape, software, layout.num_stages, layout.tensor)
+    stages, exposed = _stages(layout, shape, software, cluster)
+    latency, busy = _transfer(layout, shape, software, cluster)
+    seconds = _stage_seconds(stages, exposed, software, busy)
+    run = PipelineRun(
+        layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, seconds, latency
+    )
+    pipeline = run.replayed() if is_exact else run.estimated()
+    pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
+    parts = _parts(layout, stages, exposed, busy, pipeline)
+    if _gathers_once(layout):
+        parts["gathers"] = _gathered_once(stages, layout, software, cluster.device.contention)
+        pipeline += parts["gathers"]
+    reduction, parts["update"] = _end_of_step(layout, stages, shape, software, cluster)
+    parts["reduction"] += reduction
+    late = cluster.device.spread * slowest_of(layout.devices)
+    late += cluster.crowded_by(layout.devices).lag
+    parts["stragglers"] = pipeline * late
+    return StepCost(
+        pipeline + reduction + parts["update"] + parts["stragglers"],
+        parts,
+        seconds,
+        latency,
+        _checkpoint_seconds(layout, shape, software, cluster),
+    )
+
+
+def _stages(
+    layout: RunLayout, shape: Shape, software: Software, cluster: Cluster
+) -> tuple[list[StageCost], list[Exposed]]:
+    """Return what each stage costs, and what of its communication is in the open."""
     setting = Setting(
         shape,
         software,
@@ -85,46 +114,18 @@ def step_cost(
         layout.is_sequence_parallel,
         layout.cut,
     )
-    data = RankGroup(layout.copies, layout.tensor)
+    units = stage_units(shape, software, layout.num_stages, layout.tensor)
     again = recomputed_of_stages(
         units, layout.schedule, layout.virtual, layout.recomputed, shape, software
     )
-    unlike = {
-        (stage, count): stage_cost(stage, setting, data, layout.sharing, layout.policy, count)
-        for stage, count in dict.fromkeys(zip(units, again))
-    }
-    stages = [unlike[stage] for stage in zip(units, again)]
-    contention = cluster.device.contention
-    latency, busy = _transfer(layout, shape, software, cluster)
-    once = _gathers_once(layout)
-    open_of = {
-        stage: Exposed() if once else exposed_of(of, software, contention)
-        for stage, of in unlike.items()
-    }
-    exposed = [open_of[stage] for stage in zip(units, again)]
-    seconds = _stage_seconds(stages, exposed, software, busy)
-    run = PipelineRun(
-        layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, seconds, latency
-    )
-    pipeline = run.replayed() if is_exact else run.estimated()
-    pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
-    parts = _parts(layout, stages, exposed, busy, pipeline)
-    if once:
-        parts["gathers"] = _gathered_once(stages, layout, software, contention)
-        pipeline += parts["gathers"]
-    reduction, update = _end_of_step(layout, stages, shape, software, cluster)
-    parts["reduction"] += reduction
-    parts["update"] = update
-    crowd = cluster.crowded_by(layout.devices)
-    late = cluster.device.spread * slowest_of(layout.devices) + crowd.lag
-    parts["stragglers"] = pipeline * late
-    return StepCost(
-        pipeline + reduction + update + parts["stragglers"],
-        parts,
-        seconds,
-        latency,
-        _checkpoint_seconds(layout, shape, software, cluster),
-    )
+    data = RankGroup(layout.copies, layout.tensor)
+    unlike = {}  # stages of the same units cost the same
+    for stage, count in dict.fromkeys(zip(units, again)):
+        cost = stage_cost(stage, setting, data, layout.sharing, layout.policy, count)
+        in_the_open = exposed_of(cost, software, cluster.device.contention)
+        unlike[stage, count] = cost, Exposed() if _gathers_once(layout) else in_the_open
+    costs, exposed = zip(*(unlike[stage] for stage in zip(units, again)))
+    return list(costs), list(exposed)
 
 
 def _transfer(
