@@ -560,6 +560,18 @@ def test_folders_of_an_earlier_version_are_read_until_a_job_begins_there(tmp_pat
     assert read_ledgers(tmp_path).rows["world_size"].tolist() == [2, 2]
 
 
+def test_the_main_thread_comes_first_in_a_report_however_long_the_others_are(tmp_path):
+    """A file has it last."""
+    for rank in range(2):
+        wait_in(tmp_path, rank, 2, verb="barrier" if rank else "")
+    (tmp_path / "stacks").mkdir()
+    threads = ["Thread 1:\n" + "  File a\n" * 40, "Current thread 2:\n  File main\n"]
+    (tmp_path / "stacks" / "rank-00000.stacks").write_text("\n".join(threads))
+    report = hang_report(tmp_path)
+    assert "stacks of rank 0:\n  Current thread 2:\n    File main\n  Thread 1:\n" in report
+    assert "  ... more in rank-00000.stacks" in report
+
+
 def test_a_folder_that_no_version_can_read_says_why(tmp_path):
     (tmp_path / NO_ROOM_NAME.format(0)).write_bytes(b"sklgr\0\0\2" + bytes(1 << 16))
     with pytest.raises(FileNotFoundError, match="not a ledger of this version of shardkit"):

@@ -328,7 +328,10 @@ def _stacks_of(folder: Path) -> Path:
 
 
 def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
-    """Return the stacks of the rank's threads, innermost call first, without our own threads."""
+    """Return the stacks of the rank's threads, innermost call first, without our own threads.
+
+    The main thread, which a file has last, comes first: other threads may fill the lines.
+    """
     path = _stacks_of(folder) / STACKS_NAME.format(rank.rank)
     content = read_bytes(path, _MOST_STACK_BYTES, error=CheckpointError) if path.exists() else b""
     text = content.decode("utf-8", "replace").strip()
@@ -340,7 +343,7 @@ def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
     threads = [
         thread for thread in text.split("\n\n") if not any(name in thread for name in _OWN_THREADS)
     ]
-    lines = [line for thread in threads for line in thread.splitlines()]
+    lines = [line for thread in reversed(threads) for line in thread.splitlines()]
     rest = [f"  ... more in {path.name}"] if len(lines) > _MAX_STACK_LINES else []
     return (
         [f"stacks of rank {rank.rank}:"] + [f"  {line}" for line in lines[:_MAX_STACK_LINES]] + rest
