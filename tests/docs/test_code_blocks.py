@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 
 
 def pages_with_code():
-    """Return the pages, those that start processes as thorough."""
+    """Yield the pages, those that start processes as thorough."""
     for page in PAGES:
         blocks = [b for b in blocks_of(page) if b.language in RUNNABLE]
         starts = any(b.language == "bash" or "ranks" in b.marks for b in blocks)
@@ -94,7 +94,9 @@ class Reader:
         self.printed = done.stdout
 
 
-@pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", list(pages_with_code()), ids=lambda page: str(page.relative_to(ROOT))
+)
 @pytest.mark.thorough(but=3)
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
