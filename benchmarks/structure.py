@@ -303,11 +303,11 @@ def answers_for_others(package) -> list[str]:
 
 @figure("definitions of all_reduce in comm/")
 def definitions_of_all_reduce(package) -> list[str]:
-    """Return where a function of comm/ is named after the verb."""
+    """Return where a function of comm/, or of its transports in gpu/, is named after the verb."""
     return [
         f"{package.place(module, node)} {node.name}"
         for module in package.modules.values()
-        if str(module.path.relative_to(package.folder)).startswith("comm/")
+        if str(module.path.relative_to(package.folder)).startswith(("comm/", "gpu/transports/"))
         for node in module.of(*FUNCTIONS)
         if "all_reduce" in node.name
     ]

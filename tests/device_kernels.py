@@ -15,7 +15,8 @@ from kernel_table import (
     reference,
 )
 
-from shardkit.testing.array import KERNELS, halves, is_device_array, kernels, real_dtype, registry
+from shardkit.testing.array import KERNELS, halves, is_device_array, kernels, registry
+from shardkit.testing.gpu import real_dtype
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
 STAY_FLOAT32 = {

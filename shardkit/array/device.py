@@ -4,7 +4,7 @@
     weights = device.empty(1000, "float32", purpose="parameters")
     device.bytes_in_use("parameters")       4000, until the last view of `weights` is garbage
 
-CuPy is imported here and nowhere else, and only when a CUDA device is asked for.
+CuPy is imported when a CUDA device is asked for (gpu/library.py), and not before.
 """
 
 from dataclasses import dataclass
@@ -13,73 +13,11 @@ from math import prod
 
 import numpy
 
-from ..errors import DeviceError, DeviceMemoryError
+from ..on_gpu import gpu_part
 from .accounts import Accounts, bytes_text
 from .arena import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, mapped
-from .copies import Copies, LaneCopies
+from .copies import Copies
 from .waits import await_stream
-
-
-def _import_cupy():
-    """Return CuPy with a working GPU. Errors: DeviceError that says what is missing."""
-    try:
-        import cupy
-    except ModuleNotFoundError:
-        raise DeviceError(
-            'device "cuda" needs CuPy, which is not installed; install "shardkit[cuda12]" or '
-            '"shardkit[cuda13]", or use device "cpu"'
-        ) from None
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise DeviceError(
-            f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install '
-            'the one for this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
-        ) from None
-    if cupy.cuda.runtime.is_hip:
-        raise DeviceError(
-            'device "cuda" needs CuPy for CUDA and a GPU of NVIDIA, but this CuPy is for ROCm, for '
-            "which the kernels would have to be ported (NVRTC's options, inline PTX, warps of 64 "
-            'threads, hipBLASLt); use a node with CUDA, or device "cpu"'
-        )
-    try:
-        found = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DeviceError(
-            f'device "cuda" needs a GPU and its driver, but CUDA reports "{error}"; run on a node '
-            'with a GPU or use device "cpu"'
-        ) from None
-    if found == 0:
-        raise DeviceError(
-            'device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use '
-            'device "cpu"'
-        )
-    _check_libraries(cupy)
-    return cupy
-
-
-def _check_libraries(cupy):
-    """Raise DeviceError unless CuPy finds NVRTC and cuBLAS, which its wheel does not contain."""
-    try:
-        cupy.cuda.nvrtc.getVersion()
-        cupy.cuda.cublas.getVersion
-    except (ImportError, OSError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DeviceError(
-            'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports '
-            f'"{reason}"; load the CUDA module of this machine, or run pip install '
-            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13), as "shardkit[cuda12]" and '
-            '"shardkit[cuda13]" do'
-        ) from None
-
-
-POOLED_BYTES = 1 << 20  # of page-locked memory; CuPy's pool keeps what it gave, in powers of two
-
-
-def page_locked(cuda, num_bytes: int):
-    """Return a buffer of page-locked host memory; a large one is given back with its last user."""
-    if num_bytes <= POOLED_BYTES:
-        return cuda.alloc_pinned_memory(max(num_bytes, 1))
-    return cuda.PinnedMemoryPointer(cuda.PinnedMemory(num_bytes), 0)
 
 
 class Device:
@@ -95,7 +33,7 @@ class Device:
         if kind not in ("cpu", "cuda"):
             raise ValueError(f'device {kind!r} is unknown; wanted "cpu" or "cuda"')
         self.kind = kind
-        self.xp = numpy if kind == "cpu" else _import_cupy()
+        self.xp = numpy if kind == "cpu" else gpu_part("library").cupy_with_gpu()
         self.ordinal = ordinal % self.xp.cuda.runtime.getDeviceCount() if kind == "cuda" else 0
         self.accounts = Accounts()
         self._heap = None
@@ -124,18 +62,8 @@ class Device:
         if self.kind == "cpu":
             base = self._aligned(shape, dtype, purpose)
         else:
-            base = self._on_gpu(shape, dtype, purpose)
+            base = gpu_part("memory").empty(self, shape, dtype, purpose)
         return self.accounts.watch(base, purpose)
-
-    def _on_gpu(self, shape, dtype, purpose):
-        try:
-            return self.xp.empty(shape, dtype)
-        except MemoryError:
-            shape = (shape,) if isinstance(shape, int) else tuple(shape)
-            asked = bytes_text(numpy.dtype(dtype).itemsize * prod(shape))
-            raise DeviceMemoryError(
-                f"{self!r} has no room for {asked} of {purpose}", self.memory_text()
-            ) from None
 
     def memory(self) -> "DeviceMemory":
         """Return what the GPU holds beside what the accounts know; zeros on the CPU."""
@@ -188,24 +116,16 @@ class Device:
         """
         if self.kind == "cpu":
             return self.empty(shape, dtype, purpose=purpose)
-        dtype = numpy.dtype(dtype)
-        num_bytes = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
-        try:
-            memory = page_locked(self.xp.cuda, num_bytes)
-        except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
-            raise DeviceMemoryError(
-                f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} "
-                f"({error})",
-                "ask for less, or raise the limit of locked memory (ulimit -l)",
-            ) from None
-        return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
+        memory = gpu_part("memory").page_locked_array(self, shape, dtype, purpose)
+        return self.accounts.watch(memory, purpose)
 
     @cached_property
     def copies(self) -> Copies:
         """Copies to and from the host, on a GPU beside the computation; for one thread."""
         if self.kind == "cpu":
             return Copies()
-        return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
+        lane_copies = gpu_part("copies").LaneCopies
+        return lane_copies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
 
     def synchronize(self):
         """Wait until everything that was launched on this device is done; no wait on the CPU."""

@@ -3,8 +3,8 @@
     y = kernels.gelu(x)
 
 The registry (registry.py) says which implementation computes. A new kernel is a definition in
-reference/, faster implementations in cpu/ and cuda/ where they pay, and a row in the table of the
-parity tests; its name here comes from the registry.
+reference/, faster ones in cpu/ and gpu/kernels where they pay, and a row in the table of the parity
+tests; its name here comes from the registry.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,12 +1,11 @@
 """Matrix products: all of them are computed here, so that they can be counted and timed.
 
-    operands             NumPy                                  CuPy
-    float32, float64     BLAS: NumPy's, or the library of       cuBLAS (cublas.py); with
-                         multiplied_by (blas/)                  precision("tf32") in TF32
+    operands             NumPy                                  CuPy (gpu/products)
+    float32, float64     BLAS: NumPy's, or the library of       cuBLAS; with precision("tf32")
+                         multiplied_by (blas/)                  in TF32
     float16, bfloat16    BLAS in float32, result rounded;       cuBLAS on half floats, sums in
-                         libraries multiply bfloat16 itself     float32 (cublas.py)
-    with a row added                                            cuBLASLt (cublaslt.py), but for
-                                                                float64
+                         libraries multiply bfloat16 itself     float32
+    with a row added                                            cuBLASLt, but for float64
     others               NumPy's product                        cupy.matmul, which no graph records
 
 TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
@@ -17,8 +16,8 @@ from contextvars import ContextVar
 
 import numpy
 
+from ..on_gpu import gpu_part
 from ..scoped import Scoped
-from . import cublas, cublaslt
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
@@ -74,7 +73,7 @@ def add_product(a, b, out) -> None:
 
 def matmul_and_row(a, b, row):
     """Return a [..., m, k] times b [..., k, n] plus row [..., n], all on a GPU: in one kernel where
-    cublaslt.py has one.
+    cuBLASLt has one.
     """
     act, multiply = _calls.get()
     if act is not None:
@@ -91,11 +90,8 @@ def _product(a, b, out, is_added=False, row=None, is_by_row=False):
     """
     if is_by_row and a.dtype == b.dtype and a.dtype.char in "fd" and b.T.flags.carray:
         return product_by_row.dispatch(a, b.T, out)
-    if row is not None:
-        return _gpu_product_and_row(a, b, row)
-    xp = xp_of(a, b)
-    if xp is not numpy:
-        return _gpu_product(xp, a, b, out, is_added)
+    if row is not None or xp_of(a, b) is not numpy:
+        return gpu_part("products.product").product(a, b, out, is_added, row)
     if is_added:
         return _added(a, b, out)
     library = _library.get()
@@ -109,26 +105,6 @@ def _product(a, b, out, is_added=False, row=None, is_by_row=False):
     if library is not None and library.multiply(a, b, out):
         return out
     return numpy.matmul(a, b, out=out)
-
-
-def _gpu_product(xp, a, b, out, is_added):
-    """Return the product of CuPy arrays, added to what `out` holds if is_added."""
-    if cublas.multiplies(a, b, out):
-        is_tf32 = a.dtype == FLOAT32 and _precision.get() == "tf32"
-        return cublas.matmul(a, b, out, is_tf32=is_tf32, is_added=is_added)
-    if not is_added:
-        return xp.matmul(a, b, out=out)
-    out += xp.matmul(a, b)
-    return out
-
-
-def _gpu_product_and_row(a, b, row):
-    """Return the product of CuPy arrays plus the row."""
-    y = cublaslt.matmul(a, b, row, is_tf32=_precision.get() == "tf32")
-    if y is None:
-        y = _product(a, b, None)
-        y += row if row.ndim == 1 else row[..., None, :]
-    return y
 
 
 def _added(a, b, out):

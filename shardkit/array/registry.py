@@ -4,12 +4,12 @@
                           def sgd(parameters, ...): ...
     cpu/rules.py          @on_cpu                         loops for NumPy arrays
                           def sgd(parameters, ...): ...
-    cuda/rules.py         @on_cuda(dtypes=NUMBERS)        CUDA C++ for CuPy arrays
+    gpu/kernels/rules.py  @on_cuda(dtypes=NUMBERS)        CUDA C++ for CuPy arrays
                           def sgd(parameters, ...): ...
 
-A kernel's implementations are in files of the same name in three folders; those in cpu/ and cuda/
-are imported by the first call that needs them, and so is Numba. The definition computes for NumPy
-arrays too where Numba is missing or turned off (NUMBA_DISABLE_JIT), and for any where an
+A kernel's implementations are in files of the same name in three folders; those in cpu/ and in
+gpu/kernels are imported by the first call that needs them, and so is Numba. The definition computes
+for NumPy arrays too where Numba is missing or turned off (NUMBA_DISABLE_JIT), and for any where an
 implementation returns NotImplemented, as operators of Python do. Which one computes depends on the
 kind, dtype and strides of the arrays alone, so ranks never differ in it.
 """
@@ -25,6 +25,7 @@ from operator import itemgetter
 import numpy
 
 from ..environment import is_compiling_wanted
+from ..on_gpu import gpu_part
 from .dtypes import BFLOAT16, is_half
 
 NUMBERS = ("float32", "float64")
@@ -74,8 +75,11 @@ class Kernel:
         """Import the file whose decorators enter an implementation of this kernel, if not done."""
         if getattr(self, folder) not in (None, self._first_on_cpu):
             return
-        if folder == "cuda" or is_numba_enabled():
-            import_module(f"{__package__}.{folder}.{self.reference.__module__.split('.')[-1]}")
+        file = self.reference.__module__.rpartition(".")[2]
+        if folder == "cuda":
+            gpu_part(f"kernels.{file}")
+        elif is_numba_enabled():
+            import_module(f"{__package__}.cpu.{file}")
         setattr(self, folder, self.implementations[folder])
         if self.cpu is self.reference and self.half is not None:  # there is no Numba
             self.cpu = self._definition

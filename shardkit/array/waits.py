@@ -6,7 +6,7 @@
 
 A wait of CUDA has no end if a rank is lost that a kernel of NCCL waits for, and the thread runs no
 Python meanwhile. So what puts such kernels on a stream watches over the waits of its thread
-(comm/gpu/waits.py): it asks the event again and again, and knows what the GPU waits for.
+(gpu/transports/calls.py): it asks the event again and again, and knows what the GPU waits for.
 """
 
 import sys

@@ -11,7 +11,6 @@ from functools import partial
 from operator import attrgetter
 
 from ..checkpoint.pretrained.folder import is_transformers_folder
-from ..comm.gpu.choice import planned_text
 from ..errors import ConfigurationError
 from ..files.writing import write_whole
 from ..layout.axes import AXES
@@ -197,6 +196,8 @@ def _way_of_arrays(layout: RunLayout, cluster: Cluster, settings: RunConfigurati
     """Return a line about the way of GPU arrays between ranks, each on a GPU; "" for CPUs."""
     if settings.parallel.device != "cuda":
         return ""
+    from ..gpu.transports.choice import planned_text
+
     nodes = -(-layout.devices // cluster.devices)
     here = -(-layout.devices // nodes)
     return planned_text(settings.parallel.gpu_transport, nodes, here, cluster.devices)

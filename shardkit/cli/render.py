@@ -4,7 +4,6 @@ import shlex
 import sys
 from functools import partial
 
-from ..comm.gpu.choice import planned_text
 from ..files.writing import write_whole
 from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
 from .arguments import local_path, option
@@ -81,6 +80,8 @@ def _render(known, arguments) -> int:
     given = [known.settings] * bool(known.settings) + arguments
     script = render(plan, settings, given, known.output)
     if plan.template == "gpu_node":
+        from ..gpu.transports.choice import planned_text
+
         gpus = plan.gpus_per_node or plan.ranks_per_node
         name = settings.parallel.gpu_transport
         way = planned_text(name, plan.nodes, plan.ranks_per_node, gpus)

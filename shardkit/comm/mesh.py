@@ -17,6 +17,7 @@ from ..environment import checked_mode
 from ..errors import MeshError
 from ..layout.axes import AXES, COPIES, ORDER, TOGETHER
 from ..layout.mesh_shape import Coordinates, MeshShape, axes_of
+from ..on_gpu import gpu_part
 from .backend import CommunicationBackend
 from .failure.agreement import collectively
 
@@ -251,7 +252,7 @@ class Mesh:
         Parameters
         ----------
         name
-            One of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it compares calls.
+            One of comm.settings.TRANSPORTS; checked mode stages all, since it compares calls.
         deterministic
             Sums of floats are added as the tree over ranks.
 
@@ -266,8 +267,7 @@ class Mesh:
         for group in (group for along in groups.values() for group in along):
             with group.verb("close transport"):  # a rank may never come here
                 group.use_gpu_transport(None)
-        from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
-
+        open_transport = gpu_part("transports.opening").open_transport
         open_transport(name, self.world, groups, deterministic=deterministic)
         self._transport = name, deterministic
 

@@ -14,6 +14,7 @@ arrays.
 import numpy
 
 from ..array.backend import is_device_array
+from ..on_gpu import gpu_part
 from .wire import wire_dtypes
 
 
@@ -89,8 +90,7 @@ def open_port(what: str, array, staging, *, writes: bool = False, reduces: bool 
     `writes`.
     """
     if is_device_array(array):
-        from .gpu.ports import open_device_port  # NumPy runs need nothing of the GPU wing
-
+        open_device_port = gpu_part("transports.ports").open_device_port
         return open_device_port(what, array, staging.copies, writes=writes, reduces=reduces)
     if not isinstance(array, numpy.ndarray):
         raise ValueError(f"{what} is a {type(array).__name__}; wanted a NumPy or GPU array")

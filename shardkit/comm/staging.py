@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy
 
+from ..on_gpu import gpu_part
+
 WINDOW_BYTES = 4 << 20
 _IN_FLIGHT = 3  # windows: one is loaded, one is in the verb, one is stored
 
@@ -93,9 +95,7 @@ class Staging:
     def copies(self):
         """CudaCopies or what stands for it."""
         if self._copies is None:
-            from .gpu.device import CudaCopies  # only where a GPU array has come
-
-            self._copies = CudaCopies()
+            self._copies = gpu_part("transports.device").CudaCopies()
             self._scratch.clear()  # it is ordinary memory, and copies want page-locked one
         return self._copies
 

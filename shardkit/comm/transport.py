@@ -6,7 +6,7 @@
                                       probe has shown that (gpu/mpi.py)
                  "ipc"                ranks of one node copy out of each other's GPU memory
                                       (gpu/ipc.py)
-                 "nccl"               through NCCL, for one GPU per rank (gpu/nccl.py)
+                 "nccl"               through NCCL, for one GPU per rank (gpu/transports/nccl.py)
 
 A group has at most one transport beside the staged one, which takes what the other does not. Which
 of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.

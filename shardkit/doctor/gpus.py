@@ -3,15 +3,15 @@
 from functools import partial
 
 from ..comm.backend import CommunicationBackend
-from ..comm.gpu.choice import agreed_problem, choose, mpi_problem, place_of
-from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
-from ..comm.gpu.ipc import why_no_ipc
-from ..comm.gpu.probe import agreed_verdict
 from ..comm.mpi.launch import find_mpiexec
 from ..comm.ranks import ranks_text
 from ..environment import mpich_gpu_support, visible_gpus
 from ..errors import DeviceError
 from ..files.programs import find_program
+from ..gpu.transports.choice import agreed_problem, choose, mpi_problem, place_of
+from ..gpu.transports.device import GpuSeat, gpu_seat, nccl_version
+from ..gpu.transports.ipc import why_no_ipc
+from ..gpu.transports.probe import agreed_verdict
 from .finding import Finding, joined, ok, warning
 
 _MOST_LINES = 16

@@ -17,8 +17,8 @@ import numpy
 
 from ..array import fresh, kernels
 from ..array.backend import xp_of
+from ..array.capture import outside_of_graphs
 from ..array.dtypes import wide
-from ..array.graphs import outside_of_graphs
 from ..errors import ShapeError
 from .autograd import Tensor
 from .context import MARKED_BELOW

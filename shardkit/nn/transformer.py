@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy
-
 from ..annotations import DTypeLike
 from ..arguments import is_among, is_number, require
+from ..array.backend import is_device_array
 from ..errors import ConfigurationError
+from ..on_gpu import gpu_part
 from .autograd import Tensor, is_grad_enabled
 from .context import current_context
 from .init import Initializer, Normal
@@ -34,7 +34,6 @@ from .module import Module
 from .on_parts import partwise
 from .ops.activation import gelu, swiglu
 from .ops.attention import attention_to_all, causal_attention, require_window
-from .ops.joint import joint_linear
 from .ops.rotary import rotary
 from .ops.shape import permute, reshape
 
@@ -197,7 +196,7 @@ class SelfAttention(Module):
 
 def _projected(layer, x):
     """Return queries, keys and values by head, by one product where a GPU can make it."""
-    if type(x.array) is not numpy.ndarray:
+    if is_device_array(x.array):
         at_once = _projected_at_once(layer, x)
         if at_once is not None:
             return at_once
@@ -214,7 +213,7 @@ def _projected_at_once(layer, x):
     by_head = partial(_seen_by_head, head_dim=layer.head_dim)
     has_norms = layer.query_norm is not None
     before_norms = _seen_as_it_is if has_norms else by_head
-    parts = joint_linear(
+    parts = gpu_part("joint").joint_linear(
         x,
         [each.weight for each in layers],
         [each.bias for each in layers],

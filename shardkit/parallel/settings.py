@@ -7,7 +7,7 @@ from typing import Any
 
 from ..array.settings import ArraySettings, check_device
 from ..comm.backend import CommunicationBackend
-from ..comm.gpu.transports import TransportSettings
+from ..comm.settings import TransportSettings
 from ..environment import checked_mode
 from ..habits import named_here
 from ..optim.groups import ParameterGroup

@@ -1,4 +1,4 @@
-"""comm: channels and collectives, transports of GPUs, and the watch over ranks."""
+"""comm: channels and collectives, and the watch over ranks."""
 
 from . import open_door
 
@@ -15,12 +15,6 @@ NAMES = {
     "collectives.rounds": "DIRECT rounds_of_gather rounds_of_sum",
     "collectives.turns": "to_all to_owner",
     "failure.signals": "StopSignals",
-    "gpu.choice": "RankPlace choose choose_planned",
-    "gpu.ipc": "open_gpu_ipc",
-    "gpu.mpi": "MPITransport open_gpu_mpi",
-    "gpu.nccl": "open_nccl",
-    "gpu.probe": "SIZE_CLASSES VERBS Verdict _session_members _try_all agreed_verdict probe",
-    "gpu.transports": "choose_here",
     "mpi.channel": "MPIChannel",
     "mpi.comparing": "COMPARED_CALLS",
     "mpi.exits": "exits",
@@ -28,7 +22,6 @@ NAMES = {
     "mpi.launch": "check_launch check_library launch_warnings",
     "node.between": "COMBINE RoundsChannel",
     "node.noted": "Loops NotedLoops",
-    "gpu.levels": "NodeSwaps",
     "node.channel": "CALLS_BEFORE_OPENING SMALL_BYTES SharedMemoryChannel",
     "node.heap": "Heap IDLE_BYTES Mapping PAGE_BYTES",
     "node.mailbox": "NAPS NAP_TURNS SLOT_BYTES YIELDS YIELD_TURNS new_mailbox table_of",
@@ -37,6 +30,7 @@ NAMES = {
     "quotas": "own_quotas",
     "same": "alike versions",
     "seats": "Seat crowding have_cores share_cores",
+    "settings": "TRANSPORTS",
     "staging": "Staging",
     "threads.channel": "ThreadChannel",
     "transport": "Lane",
@@ -69,13 +63,6 @@ MODULES = {
     "checks": "checks",
     "cores": "watch.cores",
     "ending": "mpi.ending",
-    "gpu_calls": "gpu.calls",
-    "gpu_transports": "gpu.transports",
-    "gpu_ipc": "gpu.ipc",
-    "gpu_levels": "gpu.levels",
-    "gpu_mpi": "gpu.mpi",
-    "gpu_nccl": "gpu.nccl",
-    "gpu_probe": "gpu.probe",
     "job_folder": "watch.folder",
     "ledger": "watch.ledger",
     "mesh": "mesh",

@@ -27,7 +27,6 @@ MODULES = {
     "blocks": "ops.blocks",
     "doors": "doors",
     "generation": "generation",
-    "joint": "ops.joint",
     "methods": "methods",
     "operators": "operators",
     "ops_linear": "ops.linear",

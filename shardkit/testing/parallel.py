@@ -42,7 +42,6 @@ NAMES = {
 }
 MODULES = {
     "conjugate": "conjugate",
-    "cuda_work": "step.cuda_work",
     "optimizing": "model.optimizing",
     "profile": "model.profile",
     "recurrent": "domain.recurrent",

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import ROOT
 
-from shardkit.testing.comm import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
-from shardkit.testing.comm import gpu_probe as probes
+from shardkit.testing.gpu import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
+from shardkit.testing.gpu import gpu_probe as probes
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LIMIT_SECONDS = 400.0  # of the probe: a busy machine takes its time
 SABOTAGE = """
 import os, signal, sys, time
-from shardkit.testing.comm import MPITransport
+from shardkit.testing.gpu import MPITransport
 broadcast = MPITransport.broadcast
 def wrong(self, port, root):
     if port.num_bytes > 1 << 20:

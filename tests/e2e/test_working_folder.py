@@ -267,7 +267,7 @@ def test_every_process_of_the_package_is_started_by_these_roads():
     assert starts == {
         "array/cpu/building.py",  # python_command
         "array/cpu/workshop.py",  # python_command
-        "comm/gpu/probe.py",  # python_command
+        "gpu/transports/probe.py",  # python_command
         "comm/watch/own_warden.py",  # -I -S
         "doctor/mpi.py",  # python_command
         "train/stopping.py",  # find_program

@@ -16,7 +16,7 @@ from stand_in import fake_nccl, pretended_gpu
 
 import shardkit as sk
 from shardkit.testing.array import to_host
-from shardkit.testing.comm import open_nccl
+from shardkit.testing.gpu import open_nccl
 
 LIMIT_SECONDS = 3.0
 

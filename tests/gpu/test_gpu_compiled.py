@@ -12,7 +12,8 @@ from trace_rules import read_trace, threads_of
 
 import shardkit as sk
 from shardkit import ShapeError, ShardingError
-from shardkit.testing.parallel import cuda_work, pools_of, program_of, runtime_of, units_of
+from shardkit.testing.gpu import cuda_work
+from shardkit.testing.parallel import pools_of, program_of, runtime_of, units_of
 
 STEPS = 6  # plain, captured, compared, replayed three times
 FSDP = (1, 2, 1), {"policy": "fsdp"}

@@ -15,7 +15,8 @@ from shardkit import nn
 from shardkit.nn import Parameter, Tensor, backward_inputs, ops
 from shardkit.nn.ops import causal_attention, linear, rotary
 from shardkit.testing.array import dtype_named, to_host, wide
-from shardkit.testing.nn import Fill, joint, transformer
+from shardkit.testing.gpu import joint
+from shardkit.testing.nn import Fill, transformer
 
 ROWS, WIDTH = (3, 5), 4
 EQUAL, GROUPED = (6, 6, 6), (8, 2, 2)
@@ -248,7 +249,7 @@ def test_kernels_read_heads_where_the_product_left_them(gpu, monkeypatch, style,
         return sk.run_ranks(1, on_rank)[0]
 
     (got, parameters) = losses()
-    monkeypatch.setattr(transformer, "joint_linear", lambda *args, **kwargs: None)
+    monkeypatch.setattr(joint, "joint_linear", lambda *args, **kwargs: None)
     (wanted, of_three) = losses()
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
     numpy.testing.assert_allclose(got, wanted, rtol=tolerance)
@@ -294,14 +295,14 @@ def test_weights_that_do_not_belong_together_are_left_alone(cupy, change):
 @pytest.fixture
 def uses(monkeypatch):
     """How many parts each layer had in each forward pass; None where it made three products."""
-    found = []
+    found, plain = [], joint.joint_linear
 
     def seen(*args, **kwargs):
-        parts = joint.joint_linear(*args, **kwargs)
+        parts = plain(*args, **kwargs)
         found.append(None if parts is None else len(parts))
         return parts
 
-    monkeypatch.setattr(transformer, "joint_linear", seen)
+    monkeypatch.setattr(joint, "joint_linear", seen)
     return found
 
 

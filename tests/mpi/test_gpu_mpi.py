@@ -22,7 +22,8 @@ from hybrids import (
 
 import shardkit as sk
 from shardkit.testing.array import Device, to_host
-from shardkit.testing.comm import collectively, open_gpu_ipc, open_gpu_mpi, ordered_all_reduce
+from shardkit.testing.comm import collectively, ordered_all_reduce
+from shardkit.testing.gpu import open_gpu_ipc, open_gpu_mpi
 from shardkit.testing.parallel import gradient_norm_of
 
 pytestmark = pytest.mark.mpi

@@ -10,14 +10,8 @@ import numpy
 import pytest
 from gpu_verbs import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
-from shardkit.testing.comm import (
-    VERBS,
-    MPITransport,
-    Verdict,
-    collectively,
-    gpu_probe,
-    open_gpu_mpi,
-)
+from shardkit.testing.comm import collectively
+from shardkit.testing.gpu import VERBS, MPITransport, Verdict, gpu_probe, open_gpu_mpi
 
 pytestmark = pytest.mark.mpi
 
@@ -38,7 +32,7 @@ def test_staged_sums_have_the_bits_of_the_host(backend, dtype):
 
 def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(backend, monkeypatch):
     monkeypatch.setattr(
-        "shardkit.testing.comm.gpu_mpi.MESSAGE_BYTES", 1000
+        "shardkit.testing.gpu.gpu_mpi.MESSAGE_BYTES", 1000
     )  # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
         group.use_gpu_transport(MPITransport(group, Verdict.everything()))
@@ -141,8 +135,8 @@ def test_the_verdict_of_all_is_the_least_of_each(backend, monkeypatch):
         tuple((verb, 100 * (1 + (place + backend.rank) % 4)) for place, verb in enumerate(VERBS)),
         f"{backend.rank}",
     )
-    monkeypatch.setattr("shardkit.testing.comm.gpu_probe._own_verdict", lambda world: mine)
-    from shardkit.testing.comm import agreed_verdict
+    monkeypatch.setattr("shardkit.testing.gpu.gpu_probe._own_verdict", lambda world: mine)
+    from shardkit.testing.gpu import agreed_verdict
 
     with collectively(backend):
         verdict = agreed_verdict(backend)

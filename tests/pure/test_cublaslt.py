@@ -13,7 +13,8 @@ from stand_in.cupy.cuda import cublaslt as library
 from test_cublas import numbers, on_gpu
 
 from shardkit import DeviceError
-from shardkit.testing.array import cublas, cublaslt, dtype_named, products
+from shardkit.testing.array import dtype_named, products
+from shardkit.testing.gpu import cublas, cublaslt
 
 LAST_BITS = {**HALF_A_LAST_BIT, "float32": 1e-6}
 FORMS = {  # shapes [..., m, k], [..., k, n] and [..., n]

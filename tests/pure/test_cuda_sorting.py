@@ -5,7 +5,7 @@ import pytest
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler, thread_order
 
-from shardkit.testing.array import sorted_by_row
+from shardkit.testing.gpu import sorted_by_row
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"

@@ -10,7 +10,7 @@ import pytest
 from nvrtc import OPTIONS_OF_CUPY, compiled, library, version
 from stand_in.emulator.module import KERNEL
 
-from shardkit.testing.array import FOLDER, STORED, cuda_launch, options, source, tensor_attention
+from shardkit.testing.gpu import FOLDER, STORED, cuda_launch, options, source, tensor_attention
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 ON_TENSOR_CORES = [f"{name}.cu" for name in tensor_attention.TILES]  # compiled for their tiles

@@ -159,7 +159,7 @@ def test_a_driver_that_is_missing_is_the_error_that_the_door_expects(cupy):
 
 
 def test_the_functions_of_cublas_are_those_of_the_library_that_cupy_is_linked_with(cupy):
-    from shardkit.testing.array import _PROTOTYPES, cublaslt, library_of
+    from shardkit.testing.gpu import _PROTOTYPES, cublaslt, library_of
 
     try:
         cupy.cuda.cublas.getVersion

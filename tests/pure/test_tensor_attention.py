@@ -13,10 +13,11 @@ from software_cuda.module import running_ptx
 from stand_in import pretended_gpu
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 
-from shardkit.testing.array import Limits, products, tensor_attention
-from shardkit.testing.array import cuda_attention as attention
-from shardkit.testing.array import cuda_launch as launch
+from shardkit.testing.array import products
 from shardkit.testing.array import reference_attention as reference
+from shardkit.testing.gpu import Limits, tensor_attention
+from shardkit.testing.gpu import cuda_attention as attention
+from shardkit.testing.gpu import cuda_launch as launch
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"

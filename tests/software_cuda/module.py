@@ -10,7 +10,7 @@ import stand_in.emulator
 from stand_in.emulator import EmulatedModule, EmulationError
 from stand_in.emulator.module import EmulatedFunction
 
-from shardkit.testing.array import cuda_launch
+from shardkit.testing.gpu import cuda_launch
 
 from .instructions import Unknown
 from .translation import translated

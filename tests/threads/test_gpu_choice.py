@@ -12,7 +12,7 @@ from stand_in import fake_ipc, fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import DeviceError, run_ranks
 from shardkit.testing.array import Device, registry
-from shardkit.testing.comm import (
+from shardkit.testing.gpu import (
     RankPlace,
     choose,
     choose_here,

@@ -10,7 +10,7 @@ from gpu_verbs import all_verbs, bits, ordered_sums, plain_twins  # noqa: F401
 from stand_in import fake_ipc, pretended_gpu
 
 from shardkit import run_ranks
-from shardkit.testing.comm import gpu_ipc, open_gpu_ipc
+from shardkit.testing.gpu import gpu_ipc, open_gpu_ipc
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,7 @@ def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(mon
     """On a GPU these run after the call that launched them; the stand-in's are done at once: so
     look at the order of calls.
     """
-    monkeypatch.setattr("shardkit.testing.comm.gpu_levels.SCRATCH_ELEMENTS", 100)
+    monkeypatch.setattr("shardkit.testing.gpu.gpu_levels.SCRATCH_ELEMENTS", 100)
     order = []
 
     class Noted:

@@ -12,7 +12,8 @@ from stand_in import fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import run_ranks
 from shardkit.testing.array import registry
-from shardkit.testing.comm import Lane, open_nccl
+from shardkit.testing.comm import Lane
+from shardkit.testing.gpu import open_nccl
 from shardkit.testing.schedule import ORDERS, Kind
 
 

@@ -13,7 +13,7 @@ from stand_in import fake_ipc, fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import DeviceError
 from shardkit.testing.array import KERNELS
-from shardkit.testing.comm import gpu_ipc
+from shardkit.testing.gpu import gpu_ipc
 
 
 @pytest.fixture(autouse=True)

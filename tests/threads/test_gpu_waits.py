@@ -14,7 +14,8 @@ from stand_in import fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import CommunicationError, run_ranks
 from shardkit.testing.array import registry, to_host, waits
-from shardkit.testing.comm import Progress, gpu_calls, open_nccl
+from shardkit.testing.comm import Progress
+from shardkit.testing.gpu import gpu_calls, open_nccl
 
 TWINS = ("vocabulary.py", "kernels.py")  # of plain kernels, which ask the GPU; CUDA's do not
 

@@ -15,7 +15,8 @@ from stand_in import fake_nccl, pretended_gpu
 import shardkit as sk
 from shardkit import CommunicationError, DeviceError, run_ranks
 from shardkit.testing.array import kernels, to_host
-from shardkit.testing.comm import NodeSwaps, gpu_nccl, open_nccl, ordered_reduce_scatter
+from shardkit.testing.comm import ordered_reduce_scatter
+from shardkit.testing.gpu import NodeSwaps, gpu_nccl, open_nccl
 
 tree_sum = kernels.tree_sum
 WIRE = {"float16": "float32"}  # in which they travel where they are added between nodes
@@ -178,7 +179,7 @@ def test_sums_over_nodes_have_the_bits_of_the_tree_and_send_no_more_than_a_ring_
 @pytest.mark.thorough(but=1)
 def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
     """Sizes of several windows, of fewer elements than ranks, and of none."""
-    monkeypatch.setattr("shardkit.testing.comm.gpu_levels.SCRATCH_ELEMENTS", 1 << 11)
+    monkeypatch.setattr("shardkit.testing.gpu.gpu_levels.SCRATCH_ELEMENTS", 1 << 11)
 
     def summed(backend, cupy):
         array = cupy.asarray(values(backend.rank, 130 * num_ranks))

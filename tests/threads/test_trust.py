@@ -154,7 +154,7 @@ def test_a_trusted_folder_lends_its_trust_to_no_module_of_the_same_name(theirs, 
         "shardkit.nn:Module.__subclasses__",
         "shardkit.nn.nothing:Net",
         "shardkit.__main__:main",
-        "shardkit.comm.gpu.trials:main",
+        "shardkit.gpu.transports.trials:main",
         "this:Net",
         "antigravity:Net",
         "..:Net",
@@ -170,7 +170,7 @@ def test_what_is_no_class_of_modules_is_refused_before_anything_is_called(path, 
     with pytest.raises(sk.CheckpointError):
         sk.load(image_of(path or "x:"))
     new = {name for name in sys.modules if name not in before}
-    assert not new & {"this", "antigravity", "shardkit.__main__", "shardkit.comm.gpu.trials"}
+    assert not new & {"this", "antigravity", "shardkit.__main__", "shardkit.gpu.transports.trials"}
     assert capfd.readouterr().out == ""
 
 

@@ -19,7 +19,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, constant_of, record
 from .activation import softmax
 from .elementwise import add, multiply, where
-from .joint import JointPart
+from .joint_parts import JointPart
 from .linear import matmul
 from .operands import check_floating
 from .shape import cast, reshape, transpose

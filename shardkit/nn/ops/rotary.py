@@ -7,12 +7,12 @@ import numpy
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
+from ...array.capture import kept_for_graph, outside_of_graphs
 from ...array.dtypes import wide
-from ...array.graphs import kept_for_graph, outside_of_graphs
 from ...array.waits import await_stream
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record_unary
-from .joint import JointPart
+from .joint_parts import JointPart
 from .operands import check_floating
 
 MAX_TABLES = 32  # that are kept: of lengths, models and dtypes in use at the same time

@@ -44,7 +44,7 @@ from ..tensor.default_plans import default_plan
 from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import AtCalls
-from .cuda_graphs import Compilation
+from .compilation import Compilation
 from .executor import Executor, Listening, Objective, Runtime
 from .flow import Flow
 from .gathering import ByProgram

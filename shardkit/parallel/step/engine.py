@@ -34,7 +34,7 @@ from ..data.unit import Units
 from ..settings import ShardingConfiguration
 from .assembly import Assembly, Blueprint
 from .batch import AgreedBatch, Batches, Intake
-from .cuda_graphs import Compilation
+from .compilation import Compilation
 from .evaluation import Evaluation
 from .executor import Objective, groups_due
 from .inputs import Inputs, Results, Update

@@ -7,7 +7,7 @@
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs
 out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap the runtime
-(cuda_graphs.py). Recorders are told each action, if there are any (recorder.py).
+(gpu/step/graphs.py). Recorders are told each action, if there are any (recorder.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-// What shardkit/array/cuda/tensor_cores.cuh has instructions for, by the pages of the PTX ISA on mma, ldmatrix, cp.async and cvt.
+// What shardkit/gpu/kernels/tensor_cores.cuh has instructions for, by the pages of the PTX ISA on mma, ldmatrix, cp.async and cvt.
 //
 // The lanes of a warp meet, and the last one computes for all. What the pages leave open is taken as is least convenient:
 //

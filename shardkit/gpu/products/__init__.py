@@ -1,0 +1,1 @@
+"""Products of CuPy arrays: product.py chooses, cublas.py and cublaslt.py call the libraries."""
