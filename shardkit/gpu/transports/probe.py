@@ -17,6 +17,8 @@ every node, or nothing.
 import os
 import signal
 import subprocess
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -36,6 +38,7 @@ SIZE_CLASSES = {
     16 << 20: inf,
 }  # bytes tried: what they stand for, up to
 LIMIT_SECONDS = 40.0
+KILL_SECONDS = 5.0  # in which killed processes end; what they held is freed first
 PASSED = "passed "
 TRIALS = f"{__package__}.trials"  # what the processes of the probe run
 _RUN_TRIALS = f"import runpy; runpy.run_module({TRIALS!r}, run_name='__main__', alter_sys=True)"
@@ -179,31 +182,26 @@ def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
 
 
 def _kill_session(process) -> None:
-    """Kill the launcher and, since they are of its session, its ranks.
+    """Kill the launcher and, since they are of its session, its ranks, until none is left.
 
     MPICH's launcher puts ranks into groups of their own.
     """
-    for pid in _session_members(process.pid):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended by itself
+    deadline = time.monotonic() + KILL_SECONDS
+    while (members := _session_members(process.pid)) and time.monotonic() < deadline:
+        for pid in members:
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _session_members(session: int) -> list[int]:
-    """Return the processes of this session."""
+    """Return the processes of this session that have not ended."""
     members = []
-    for folder in Path("/proc").iterdir():
-        try:
-            fields = (
-                (folder / "stat").read_text().rpartition(")")[2].split()
-                if folder.name.isdigit()
-                else []
-            )
-        except OSError:
-            continue  # it has ended meanwhile
-        if fields and int(fields[3]) == session:
-            members.append(int(folder.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == session and state not in ("Z", "X"):
+                members.append(int(folder.name))
     return members
 
 
