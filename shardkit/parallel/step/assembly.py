@@ -45,11 +45,10 @@ from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import AtCalls
 from .compilation import Compilation
-from .executor import Executor, Listening, Objective, Runtime
+from .executor import Executor, Listening, Objective, Pumped, Runtime
 from .flow import Flow
 from .gathering import ByProgram
 from .numerics import LossScale, Numerics
-from .pump import Pumped
 from .shortage import Shortage
 from .state import State
 from .updates import Updates

@@ -203,9 +203,9 @@ class Batches:
         return context_of_pass(self._model, x, context)
 
     @property
-    def rank(self) -> int:
-        """This one, in the mesh."""
-        return self._mesh.rank
+    def mesh(self) -> Mesh:
+        """All of its ranks agree."""
+        return self._mesh
 
     def _usual_loss(self):
         return self._loss or self._model.loss
@@ -319,12 +319,10 @@ class Intake:
 
     batches   the door that they come in by
     parts     of the engine (assembly.py): its plan, state, and buffers that observe
-    described   of shortage.py: says why a rank has no room
     """
 
-    def __init__(self, batches: Batches, parts, config, described):
+    def __init__(self, batches: Batches, parts, config):
         self._batches, self._parts = batches, parts
-        self._described = described
         self._micro_batches, self._seed = config.micro_batches, config.seed
         self._groups = config.parameter_groups
 
@@ -387,14 +385,8 @@ class Intake:
     def _placed(self, x, y) -> tuple:
         """Return x and y on the device, x as the first block reads it. Errors: OutOfMemoryError."""
         plan, number = self._parts.plan, self._parts.state.step_number + 1
-        try:
-            return (
-                plan.numerics.entering(each(plan.device.from_host, x)),
-                each(plan.device.from_host, y),
-            )
-        except MemoryError as error:
-            place = f"the batch of step {number}"
-            raise self._described(error, self._batches.rank, place, plan.device) from error
+        place = f"the batch of step {number}"
+        return plan.numerics.placed(plan.device, x, y, self._batches.mesh, place)
 
     def _rates_ahead(self) -> list[float]:
         """Return the learning rates of the next update: of the rule, and of groups with their own.

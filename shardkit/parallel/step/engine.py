@@ -38,7 +38,6 @@ from .compilation import Compilation
 from .evaluation import Evaluation
 from .executor import Objective, groups_due
 from .inputs import Inputs, Results, Update
-from .shortage import described
 from .votes import (
     NOTHING_COUNTS,
     SkippedStep,
@@ -122,7 +121,7 @@ class Engine:
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model, plan.owners)
         samples = plan.samples
         batches = Batches(mesh, model, config.loss, samples, compares_peers=config.is_checked)
-        self._batches, self._intake = batches, Intake(batches, parts, config, described)
+        self._batches, self._intake = batches, Intake(batches, parts, config)
         usual = config.loss or model.loss
         has_names = isinstance(usual, (FunctionLoss, Objectives)) or not isinstance(usual, Loss)
         self._losses = StepLosses(mesh, plan.stages.last_rank, may_have_parts=has_names)

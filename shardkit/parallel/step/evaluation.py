@@ -19,7 +19,6 @@ from ...tree import leaves, map_tree
 from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
 from .inputs import Inputs, MicroBatch
-from .shortage import short_of_memory
 from .votes import StepLosses, raise_failure
 
 # Of a prediction whose loss is computed in float64; logits of texts are more.
@@ -197,8 +196,9 @@ class Evaluation:
         """
         device = self._device
         together = collectively(self._mesh.world) if device.kind == "cuda" else nullcontext()
-        with together, short_of_memory(self._mesh.rank, "a batch to predict", device):
-            return self._numerics.entering(map_tree(device.from_host, x))
+        with together:
+            x, _ = self._numerics.placed(device, x, (), self._mesh, "a batch to predict")
+        return x
 
 
 def _description(form: Form):

@@ -6,7 +6,7 @@
 
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs
-out (shortage.py), messages that must move meanwhile (pump.py). CUDA graphs wrap the runtime
+out (shortage.py), messages that must move meanwhile (Pumped). CUDA graphs wrap the runtime
 (gpu/step/graphs.py). Recorders are told each action, if there are any (recorder.py).
 """
 
@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ...array import products
 from ...array.arena import Arena
 from ...array.backend import is_device_array
 from ...comm.mesh import Mesh
@@ -26,7 +27,7 @@ from ...scoped import Scoped
 from ..data.unit import Units
 from ..pipeline.programs import StepProgram
 from .inputs import Inputs, Results
-from .recorder import Recorder
+from .recorder import COMMUNICATION, Recorder
 from .votes import fetch
 
 _NOTHING = nullcontext()
@@ -243,3 +244,30 @@ class Runtime:
             self.flow.clear()
             self._gathering.leave()
         return results
+
+
+class Pumped:
+    """Wraps an executor: messages that were begun ahead move while a rank computes.
+
+    They do before each action and product.
+
+    pump        lets messages move, and never blocks
+    listening   the Listening of the executor
+    """
+
+    def __init__(self, executor, pump: Callable[[], None], listening):
+        self._executor = executor
+        self._pump = pump
+        self.listening = listening
+
+    def execute(self, actions: Iterable[Action], inputs: Inputs, results: Results) -> None:
+        """Execute the actions, and pump in between."""
+        pump = self.listening.timed(self._pump, "pump", COMMUNICATION)
+        with products.doing_meanwhile(pump):
+            self._executor.execute(_pumped(actions, pump), inputs, results)
+
+
+def _pumped(actions, pump):
+    for action in actions:
+        pump()
+        yield action

@@ -33,11 +33,14 @@ import numpy
 
 from ...array import products
 from ...array.blas import Library, library_named
+from ...array.device import Device
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
+from ...comm.mesh import Mesh
 from ...errors import ConfigurationError
 from ..settings import ShardingConfiguration
 from .batch import each
+from .shortage import described
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
@@ -100,6 +103,16 @@ class Numerics:
     def is_scaled(self) -> bool:
         """True if the loss is scaled."""
         return self.compute_dtype == numpy.float16
+
+    def placed(self, device: Device, x, y, mesh: Mesh, place: str) -> tuple:
+        """Return x of a batch on the device, as the first block reads it, and y.
+
+        Errors: OutOfMemoryError, which names the rank of the mesh and the place.
+        """
+        try:
+            return self.entering(each(device.from_host, x)), each(device.from_host, y)
+        except MemoryError as error:
+            raise described(error, mesh.rank, place, device) from error
 
     def entering(self, x):
         """Return a batch's x, an array or a tree of arrays, as the first block reads it.

@@ -192,15 +192,6 @@ def described(error: Exception, rank: int, place: str, device: Device) -> Except
     return told
 
 
-@contextmanager
-def short_of_memory(rank: int, place: str, device: Device):
-    """Inside, a lack of memory is an OutOfMemoryError that says where, and what to do."""
-    try:
-        yield
-    except MemoryError as error:
-        raise described(error, rank, place, device) from error
-
-
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
     """Return one sentence: which rank, where, the bytes it asked for and has, and what to do."""
     if isinstance(error, DeviceMemoryError):
