@@ -18,10 +18,12 @@ from typing import Any
 import numpy
 
 from ...annotations import Shape
+from ...arguments import require
 from ...array.backend import is_array
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import CommonNumber, collectively
-from ...errors import ShapeError, ShardingError
+from ...comm.mesh import Mesh
+from ...errors import ConfigurationError, ShapeError, ShardingError
 from ...layout.part import Index, Rows, SamplePart, dim_spans, in_words, with_length
 from ...nn import loss as counted
 from ...nn import losses
@@ -29,6 +31,7 @@ from ...nn.autograd import Tensor
 from ...nn.loss import Loss, parts_noted
 from ...nn.metrics import Metric
 from ...nn.module import Module
+from ...nn.objectives import owners_in
 from ...tree import leaves, map_tree, structure
 from ..conjugate import all_gather, gathered
 from ..tensor.vocabulary import VocabularyParallelCrossEntropy
@@ -36,6 +39,7 @@ from .axis import ADVICE, DomainAxis
 from .plan import cut_layers
 from .slab_group import SlabGroup
 from .slabs import SUM, cut, through_slabs
+from .wanted import check_slabs, lines_of
 
 # {loss that works on parts: dims that its targets have fewer than predictions, before the cut}
 LOSSES: dict[type[Loss], int] = {
@@ -48,6 +52,26 @@ LOSSES: dict[type[Loss], int] = {
 }
 MARKED = 8  # elements along each dim, at least, by which whole samples are told from others
 OF_WHOLE = (losses.RelativeL2Loss,)  # counted for each sample: predictions are joined for it
+
+
+def cut_samples(model: Module, config, mesh: Mesh) -> "SampleParts | None":
+    """Make layers of the model work on this domain rank's part of each sample, if it has one."""
+    domain = mesh.group("domain")
+    slabs, lines = config.domain_slabs, lines_of(config, mesh)
+    if domain.world_size == 1 and slabs is None:
+        return None
+    owned, wanted = owners_in(model, config.loss), "1: several objectives read whole predictions"
+    require(not owned, "domain", domain.world_size, wanted)
+    if config.device == "cuda" or config.sequence_parallel:
+        what = "sequence_parallel" if config.sequence_parallel else 'device = "cuda"'
+        raise ConfigurationError(
+            f"{domain.world_size} domain ranks with {what}; samples are cut on CPUs and without "
+            "sequence parallelism: leave one of them out"
+        )
+    if slabs is not None:
+        check_slabs(config, mesh, slabs)
+    how = {"follows": mesh.size("pipeline") == 1, "num_slabs": slabs, "lines": lines}
+    return SampleParts(model, domain, config.loss or model.loss, **how)
 
 
 class SampleParts:

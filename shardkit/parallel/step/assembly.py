@@ -9,15 +9,11 @@ Which policy, which schedule, how many ranks is decided here, once.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
-from ...arguments import require
 from ...array.device import Device
-from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import alike
-from ...errors import ConfigurationError
 from ...layout.axes import COPIES
 from ...layout.policy import Policy, check_tree
 from ...nn.freezing import freeze
@@ -33,7 +29,8 @@ from ..data.movement import Movement
 from ..data.partition import check_trained, plan_units_for_stages, with_groups
 from ..data.site import Pools
 from ..data.unit import Unit, Units
-from ..domain.samples import SampleParts
+from ..domain.samples import SampleParts, cut_samples
+from ..domain.wanted import check_grid, lines_of
 from ..fingerprint import facts_of
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
@@ -199,9 +196,9 @@ def _check_alike(model, config, mesh, policy) -> None:
         if config.frozen:
             freeze(model, config.frozen)
         check_trained(model)  # before anything is cut
-        _check_grid(config, mesh)
+        check_grid(config, mesh)
         facts |= facts_of(model, config, policy)
-    _lines_of(config, mesh)  # groups are made here: what follows does not communicate
+    lines_of(config, mesh)  # groups are made here: what follows does not communicate
 
 
 def _drawn(model, config, mesh, policy) -> Blueprint:
@@ -306,69 +303,11 @@ def _units(plan: Blueprint, mesh, pools, movement) -> Units:
     return Units(units)
 
 
-def _cut_samples(model, config, mesh) -> SampleParts | None:
-    """Make layers of the model work on this domain rank's part of each sample, if it has one."""
-    domain = mesh.group("domain")
-    slabs, lines = config.domain_slabs, _lines_of(config, mesh)
-    if domain.world_size == 1 and slabs is None:
-        return None
-    owned, wanted = owners_in(model, config.loss), "1: several objectives read whole predictions"
-    require(not owned, "domain", domain.world_size, wanted)
-    if config.device == "cuda" or config.sequence_parallel:
-        what = "sequence_parallel" if config.sequence_parallel else 'device = "cuda"'
-        raise ConfigurationError(
-            f"{domain.world_size} domain ranks with {what}; samples are cut on CPUs and without "
-            "sequence parallelism: leave one of them out"
-        )
-    if slabs is not None:
-        _check_slabs(config, mesh, slabs)
-    how = {"follows": mesh.size("pipeline") == 1, "num_slabs": slabs, "lines": lines}
-    return SampleParts(model, domain, config.loss or model.loss, **how)
-
-
-def _check_grid(config, mesh) -> None:
-    """Raise ConfigurationError unless the domain ranks of the mesh make the grid that is wanted."""
-    grid, ranks = config.domain_grid, mesh.size("domain")
-    if grid is not None and prod(grid) != ranks:
-        by = " x ".join(map(str, grid))
-        raise ConfigurationError(
-            f"domain_grid = {tuple(grid)} is {by} = {prod(grid)} ranks, but {ranks} share each "
-            f"sample; wanted domain = {prod(grid)}, or a grid of {ranks}"
-        )
-
-
-def _lines_of(config, mesh) -> tuple[CommunicationBackend, ...]:
-    """Return the ranks along each dim of a grid of domain ranks; () where they cut one dim.
-
-    Collective over the mesh the first time for a grid.
-    """
-    grid = tuple(config.domain_grid or ())
-    return mesh.grid("domain", grid) if len(grid) > 1 else ()
-
-
-def _check_slabs(config, mesh, slabs: int) -> None:
-    """Raise ConfigurationError unless the ranks of the mesh can share so many slabs."""
-    ranks = mesh.size("domain")
-    if slabs % ranks or slabs & (slabs - 1):
-        raise ConfigurationError(
-            f"domain_slabs = {slabs} on {ranks} domain ranks, {slabs / ranks:.3g} each; wanted a "
-            "power of two, and a number of ranks that divides it"
-        )
-    others = {"tensor ranks": mesh.size("tensor") > 1, "compute_dtype": config.compute_dtype}
-    others |= {"domain_grid": config.domain_grid}
-    if any(others.values()):
-        what = next(name for name, is_set in others.items() if is_set)
-        raise ConfigurationError(
-            f"domain_slabs = {slabs} with {what}; wanted one of them alone: see "
-            "docs/parallel/domain.md"
-        )
-
-
 def _cut_layers(model, config, mesh) -> SampleParts | None:
     """Make layers work on this domain rank's part of samples, and be this tensor rank's part of
     them, as the plan says; return how ranks share samples.
     """
-    samples = _cut_samples(model, config, mesh)
+    samples = cut_samples(model, config, mesh)
     tensor = mesh.group("tensor")
     is_cut = any(parameter.claim is not None for parameter in model.parameters())
     if tensor.world_size > 1 and not is_cut:
