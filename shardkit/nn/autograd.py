@@ -82,10 +82,9 @@ def record(
         else None. It mentions no more than `backward` does. Only derivative.grad(create_graph=True)
         calls it; None: that raises.
     """
-    memory = VersionCounter() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
     if True not in wanted or not is_grad_enabled():
-        return Tensor._made(array, None, memory)
+        return _output(array, None, view_of)
     if array.dtype.kind == "c":
         raise AutogradError(
             f"a gradient through a tensor of {array.dtype}; keep complex numbers as pairs [..., "
@@ -97,13 +96,19 @@ def record(
     saved: list[tuple[Any, int]] = [
         (tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)
     ]
-    if needs_output:
-        saved.append((memory, memory.version))
     node = TapeNode(sources, wanted, backward, saved, is_one_pass, gives_new, differentiable)
-    output = Tensor._made(array, node, memory)
+    output = _output(array, node, view_of)
+    if needs_output:
+        saved.append((output._memory, output._memory.version))
     if needs_output and differentiable is not None:
         node.array = output.array
     return output
+
+
+def _output(array, node, view_of):
+    if view_of is None:
+        return Tensor._made(array, node, VersionCounter())
+    return view_of._memory.seen(view_of, Tensor._made(array, node, view_of._memory))
 
 
 def record_unary(array: Any, x: Any, backward: Any, again: Any = None, **about: Any) -> "Tensor":
@@ -180,6 +185,7 @@ class Tensor(_Methods):
     )
     __array_ufunc__ = None  # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
+    _parameter = None  # the one whose memory `.array` reads
     _hands_on = False
 
     def __init__(self, array: Any, requires_grad: bool = False) -> None:
@@ -257,7 +263,7 @@ class Tensor(_Methods):
 
     def detach(self) -> "Tensor":
         """Return the same memory without history, as a leaf that takes no gradient."""
-        return Tensor._made(self.array, None, self._memory)
+        return _output(self.array, None, self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if self.requires_grad and is_grad_enabled():
@@ -310,16 +316,19 @@ class Tensor(_Methods):
         first = first_gradient(self, gradient)
         walk((self._node or self,), (first,), retain_graph=retain_graph)
 
-    def stale_views(self) -> None:
+    def stale_views(self, memory: VersionCounter | None = None) -> None:
         """Mark the memory under this tensor as another's: a backward through a view of it raises.
 
         For a sharded parameter that gives its buffer back; bound anew, the parameter is valid
         again.
+
+        Parameters
+        ----------
+        memory
+            What counts its changes from now on; None: one like that before.
         """
         self._memory.version += 1
-        fresh = VersionCounter()
-        fresh.version = self._memory.version - 1
-        self._memory = fresh
+        self._memory = (memory or self._memory).anew(self._memory.version - 1)
 
     def empty_gradient(self) -> Array | None:
         """Return `.grad` if the backward may compute its result there and return it, else None."""
@@ -369,6 +378,7 @@ class Tensor(_Methods):
                 "a change in place is not recorded, but this tensor or the value takes a gradient; "
                 "use the form that makes a new tensor (x = x + y), or no_grad() if none is wanted"
             )
+        self._memory.check_change()
         self._memory.version += 1
         return self.array
 

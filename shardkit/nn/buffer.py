@@ -37,9 +37,10 @@ from ..array.dtypes import check_holds, named_dtype
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor, array_of
 from .building import count_one
-from .context import current_context
+from .context import current_context, is_sharded_pass
 from .init import Copied, Fill, Initializer
 from .parameter import called, filled, origin_of, shape_and_init
+from .tape import VersionCounter
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32", "bool")  # of a checkpoint
 
@@ -61,6 +62,28 @@ class Observation:
     value: Any = None
     momentum: float | None = None
     count: "Buffer | None" = None
+
+
+class HeldMemory(VersionCounter):
+    """Memory of a buffer of a sharded model, to which no forward pass writes.
+
+    name   of the buffer
+    """
+
+    def __init__(self, name: str, version: int = 0):
+        self._name = name
+        self.version = version
+
+    def anew(self, version: int) -> "HeldMemory":
+        return HeldMemory(self._name, version)
+
+    def check_change(self) -> None:
+        if is_sharded_pass():
+            raise ShardingError(
+                f"{self._name} was written to in a forward pass of a sharded model, where each "
+                "rank would have other values; use observe(value, momentum) or advance(), which it "
+                "follows after the step, or write between two steps, on all ranks"
+            )
 
 
 class Buffer(Tensor):
@@ -189,6 +212,7 @@ class Buffer(Tensor):
         self._array = array
         self._is_released = False
         self._is_sharded = True
+        self.stale_views(HeldMemory(called(self)))
         self._memory.version += 1
 
     def release(self) -> None:

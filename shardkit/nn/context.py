@@ -79,8 +79,9 @@ class _Pass:
     """A forward pass under a context, and how often each layer was called in it so far.
 
     num_rows      of what the first module was given, along dim 0; 0: that has none; None: not known
-    home, block   the path and the number of the block that runs; a layer that is not inside the
-                  path (None: no layer is) is shared by blocks, and its calls are counted in each
+    home, block   the path and the number of the block that runs (None outside of a sharded model);
+                  a layer that is not inside the path (None: no layer is) is shared by blocks, and
+                  its calls are counted in each
     """
 
     __slots__ = ("block", "context", "counts", "home", "num_rows")
@@ -90,14 +91,16 @@ class _Pass:
         self.counts = counts
         self.num_rows: int | None = None
         self.home: str | None = ""
-        self.block = 0
+        self.block: int | None = None
 
     def continued(self, context: ForwardContext) -> "_Pass":
         """Return the pass of a block inside of this one: this one, if it draws the same numbers."""
         if not self.context.training or _numbers_of(context) != _numbers_of(self.context):
-            return _Pass(context, {})
-        inner = _Pass(context, self.counts)
-        inner.home, inner.block, inner.num_rows = self.home, self.block, self.num_rows
+            inner = _Pass(context, {})
+        else:
+            inner = _Pass(context, self.counts)
+            inner.home, inner.num_rows = self.home, self.num_rows
+        inner.block = self.block
         return inner
 
     def next_call(self, path: str) -> tuple[int, ...]:
@@ -105,7 +108,7 @@ class _Pass:
         number = self.counts.get(path, 0)
         self.counts[path] = number + 1
         is_at_home = self.home is not None and f"{path}.".startswith(self.home)
-        return (number,) if is_at_home else (number, self.block)
+        return (number,) if is_at_home else (number, self.block or 0)
 
 
 def _numbers_of(context: ForwardContext) -> tuple:
@@ -157,6 +160,11 @@ def go_on_apart(observer: Any) -> None:
     apart.num_rows = here.num_rows
     _current.set(apart)
     _logits_are_late.set(False)
+
+
+def is_sharded_pass() -> bool:
+    """Return True in a forward pass of a sharded model, whose blocks write to nothing they keep."""
+    return _current.get().block is not None
 
 
 def note_input(args: tuple) -> None:

@@ -407,7 +407,10 @@ class NLLLoss(Loss):
         if self.weight is None:
             return xp.ones(num_classes, dtype)
         if self.weight.shape != (num_classes,):
-            raise ShapeError(f"weights {self.weight.shape} of {num_classes} classes")
+            raise ShapeError(
+                f"{type(self).__name__} with weight of shape {self.weight.shape}, but predictions "
+                f"of {num_classes} classes; wanted one number for each class, ({num_classes},)"
+            )
         return xp.asarray(self.weight, dtype)
 
     def check_targets(self, y: Any, prediction_shape: Shape | None) -> None:
@@ -423,8 +426,9 @@ class NLLLoss(Loss):
                 )
         y = y[~is_ignored(y, self.ignore_index)]
         if y.size and (y.min() < 0 or num_classes is not None and y.max() >= num_classes):
+            below = "" if num_classes is None else f" < {num_classes}"
             raise ShapeError(
-                f"targets from {y.min()} to {y.max()}; wanted 0 <= target < {num_classes}, or "
+                f"targets from {y.min()} to {y.max()}; wanted 0 <= target{below}, or "
                 f"{self.ignore_index} for those that do not count"
             )
 

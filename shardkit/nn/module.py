@@ -15,6 +15,7 @@ follows from walking them.
 """
 
 from collections.abc import Iterable, Iterator
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy
@@ -25,7 +26,7 @@ from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..habits import named_here
 from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
-from .autograd import Tensor, array_of, no_grad
+from .autograd import Tensor, array_of, is_numbers, no_grad
 from .buffer import Buffer
 from .context import (
     ForwardContext,
@@ -103,6 +104,9 @@ class Module:
                 f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it "
                 f"would hide Module.{name}, which a module needs; give the attribute another name"
             )
+        kept = vars(self).get(name)
+        if isinstance(kept, Tensor) and not isinstance(value, _MEMBERS):
+            value = _with_values(kept, value, f"{type(self).__name__}.{name}")
         super().__setattr__(name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -447,6 +451,25 @@ def exchange(module: Module, replaced: dict[int, Module]) -> None:
                 setattr(owner, name, replaced[id(value)])
             elif isinstance(value, list):
                 value[:] = [replaced.get(id(element), element) for element in value]
+
+
+def _with_values(kept, value, where):
+    """Return a buffer with the numbers that are assigned to its attribute, as in PyTorch.
+
+    Errors: ConfigurationError on a parameter, which would be trained no more.
+    """
+    if not (is_numbers(value) or isinstance(value, Number)):
+        return value
+    if isinstance(kept, Parameter):
+        raise ConfigurationError(
+            f"{where} is a parameter, but was assigned a {type(value).__name__}, which would not "
+            f"be trained; wanted {where}.array = values for other values, or a nn.Parameter"
+        )
+    if isinstance(kept, Buffer):
+        with no_grad():
+            kept.copy_(fitting(kept, value))
+        return kept
+    return value
 
 
 def _check_attributes(tree, *, is_first):

@@ -32,12 +32,14 @@ from ..annotations import Array, DTypeLike, PerDim, Shape
 from ..array.arena import empty
 from ..array.backend import is_device_array, plain_array, to_host, xp_of
 from ..array.dtypes import check_holds, check_real, is_floating, is_half, named_dtype, wide
+from ..array.places import PlaceOfView, place_in
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of, is_numbers
 from .building import count_one
 from .context import current_objective, current_surroundings
 from .init import CHUNK, Copied, Initializer, Unread
+from .tape import VersionCounter
 
 
 class _Memory(Enum):
@@ -49,6 +51,11 @@ class _Memory(Enum):
 
 
 _OWN, _BOUND, _RELEASED = _Memory  # as names, since access to members of an enum takes long
+
+NOT_OF_MODEL = (
+    "what a forward pass makes, or an object or function keeps, is not found; let __init__ make it "
+    "an attribute of a module"
+)
 
 
 @dataclass(frozen=True)
@@ -285,7 +292,9 @@ class Parameter(Tensor):
                 f"{called(self)} is {self.shape} {self._dtype}, but was bound to a view of "
                 f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
-        if self._array is not None:
+        if self._state is _OWN:
+            self.stale_views(LentMemory(called(self)))
+        elif self._array is not None:
             self.stale_views()
         self._array = view
         self._state = _BOUND
@@ -299,7 +308,9 @@ class Parameter(Tensor):
             True: the memory keeps its values while there are views of it, and the next one has the
             same values; False: a backward through a view raises.
         """
-        if self._array is not None and not views_last:
+        if self._state is _OWN:
+            self.stale_views(LentMemory(called(self)))
+        elif self._array is not None and not views_last:
             self.stale_views()
         self._array = None
         self._state = _RELEASED
@@ -316,7 +327,8 @@ class Parameter(Tensor):
         copied = made(*arguments)
         array, grad = copy.deepcopy((self._array, self.grad), memo)
         facts = self.name, self.seed, self.requires_grad
-        copied.__setstate__((*facts, self.claim, array, self._state, grad))
+        state = _RELEASED if self.is_released else _OWN
+        copied.__setstate__((*facts, self.claim, array, state, grad))
         return copied
 
     def __reduce__(self) -> tuple:
@@ -339,6 +351,54 @@ class Parameter(Tensor):
     def __repr__(self) -> str:
         state = "fresh" if self.is_fresh else "released" if self.is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self.shape}, {self._dtype}, {state})"
+
+
+class LentMemory(VersionCounter):
+    """Memory of a sharded model, in which a parameter lies: shards, what ranks share, or rounded.
+
+    name   of the parameter
+    """
+
+    def __init__(self, name: str, version: int = 0):
+        self._name = name
+        self.version = version
+
+    def anew(self, version: int) -> "LentMemory":
+        return LentMemory(self._name, version)
+
+    def seen(self, whole: Tensor, view: Tensor) -> Tensor:
+        parameter: Any = whole if whole.is_parameter else whole._parameter
+        place = place_in(parameter.array, view.array)
+        if place is None:  # a copy
+            return Tensor._made(view.array, view._node, VersionCounter())
+        return ParameterView(parameter, place, view._node)
+
+    def check_change(self) -> None:
+        raise ShardingError(
+            f"{self._name} was written to, but belongs to a sharded model, which keeps its values "
+            "in shards, in memory that ranks share, or rounded; use set_parameters() or "
+            "load_model() of that model, or write before it is sharded"
+        )
+
+
+class ParameterView(Tensor):
+    """A view of a parameter, such as weight.T: found in the memory that the parameter has when it
+    is read, since that of a sharded one is another's between forward and backward.
+    """
+
+    __slots__ = ("_parameter", "_place")
+    _parameter: Any
+
+    def __init__(self, parameter: Parameter, place: PlaceOfView, node):
+        self._parameter = parameter
+        self._place = place
+        self._node = node
+        self.grad = None
+        self.grad_is_empty = False
+        self.requires_grad = node is not None
+
+    array = property(lambda self: self._place.seen_in(self._parameter.array))
+    _memory = property(lambda self: self._parameter._memory)
 
 
 def shape_and_init(kind: str, given, init) -> tuple[Shape, Initializer]:
@@ -386,7 +446,8 @@ def origin_of(tensor) -> tuple[int, str]:
     if tensor.name is None or tensor.seed is None:
         raise ShardingError(
             f"{called(tensor)} has no name and seed yet, and its initial values depend on both; "
-            "call finish(seed) on the model that it belongs to"
+            "call finish(seed) on the model that it belongs to. If that is finished, this is none "
+            f"of its own: {NOT_OF_MODEL}"
         )
     return tensor.seed, tensor.name
 
@@ -415,6 +476,7 @@ def filled(tensor, values):
 
     Errors: as fitting().
     """
+    tensor._memory.check_change()
     values = fitting(tensor, values)
     is_fresh = tensor.is_fresh
     array = xp_of(values).empty(tensor.shape, tensor.dtype) if is_fresh else tensor.array

@@ -52,6 +52,20 @@ class VersionCounter:
 
     version = 0  # a class attribute: every operation makes a counter, which must be cheap
     is_parameter = False
+    _parameter = None
+
+    def anew(self, version: int) -> "VersionCounter":
+        """Return one like this for other memory, which was changed so often."""
+        counter = VersionCounter()
+        counter.version = version
+        return counter
+
+    def seen(self, whole, view):
+        """Return the tensor of a view of this memory, which an operation made of the whole."""
+        return view
+
+    def check_change(self) -> None:
+        """Raise ShardingError if the memory is not to be changed through a tensor."""
 
 
 class TapeNode:
@@ -97,10 +111,12 @@ class ParameterUse(NamedTuple):
 
     order        its place in the walk: smaller ones come first
     parameters   whose values its backward may read, or that it gives a gradient to
+    trained      the latter
     """
 
     order: int
     parameters: list
+    trained: list
 
 
 def parameter_uses(output) -> list[ParameterUse]:
@@ -110,17 +126,19 @@ def parameter_uses(output) -> list[ParameterUse]:
     uses = []
     while stack:
         node = stack.pop()
-        parameters = [holder for holder, _ in node.saved if holder.is_parameter]
+        read = [each if each.is_parameter else each._parameter for each, _ in node.saved]
+        parameters = [parameter for parameter in read if parameter is not None]
+        trained = []
         for source in node.sources:
             if source is None:
                 continue
             if source.is_parameter:
-                parameters.append(source)
+                trained.append(source)
             elif isinstance(source, TapeNode) and source not in seen:
                 seen.add(source)
                 stack.append(source)
-        if parameters:
-            uses.append(ParameterUse(node.order, parameters))
+        if parameters or trained:
+            uses.append(ParameterUse(node.order, [*parameters, *trained], trained))
     uses.sort(key=lambda use: use.order)
     return uses
 
@@ -161,9 +179,19 @@ def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=(), kee
             gradients = node.backward(gradient, node.wanted)
         else:
             gradients = _split(node, gradient, deferred)
+        if not isinstance(gradients, (tuple, list)) or len(gradients) != len(node.sources):
+            raise AutogradError(_wrong_gradients(node, gradients))
         _deliver(node.sources, gradients, pending, heap, keep, node.gives_new)
         if not retain_graph:
             node.release()
+
+
+def _wrong_gradients(node, gradients) -> str:
+    got = f"{len(gradients)}" if isinstance(gradients, (tuple, list)) else type(gradients).__name__
+    return (
+        f"the backward of {operation_of(node.backward)} returned {got}; wanted a tuple of "
+        f"{len(node.sources)}, a gradient or None for each parent"
+    )
 
 
 def _deliver(sources, gradients, pending, heap, keep, are_new=False):

@@ -80,11 +80,25 @@ def as_tensors(x: Any, *, takes_gradient: bool = False) -> Any:
     return map_tree(tensor, x) if is_tree(x) else tensor(x)
 
 
+def check_output(output: Any) -> None:
+    """Raise TypeError unless a block returned a Tensor, or a tree of Tensors and arrays."""
+    if isinstance(output, Tensor):
+        return
+    for leaf in leaves(output) or [output]:
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            inside = f", in {structure(output)}" if is_tree(output) else ""
+            raise TypeError(
+                f"a block returned a {type(leaf).__name__}{inside}; wanted a Tensor, or a tuple, "
+                "list, dict or dataclass of Tensors and arrays"
+            )
+
+
 def arrays_of(output):
     """Return the arrays of what blocks returned: a Tensor, or a tree of Tensors and arrays.
 
     Errors: TypeError on anything else, and on a parameter, whose memory is not the block's to give.
     """
+    check_output(output)
     return output.array if isinstance(output, Tensor) else map_tree(_array_of, output)
 
 
@@ -98,11 +112,6 @@ def _array_of(leaf):
         return leaf.array
     if isinstance(leaf, numpy.generic):
         return numpy.asarray(leaf)
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        raise TypeError(
-            f"a block returned a {type(leaf).__name__}; wanted a Tensor, or a tuple, list, dict or "
-            "dataclass of Tensors and arrays"
-        )
     return leaf
 
 

@@ -25,6 +25,7 @@ from shardkit.testing.comm import (
     Warden,
     Watchdog,
     check_timeout,
+    ending,
     job_key,
     note_path,
     note_segments,
@@ -466,3 +467,26 @@ def test_a_rank_that_is_stopped_when_mpi_is_finalized_is_ended_by_its_warden(tmp
         done.returncode == -9
         and "shardkit: rank 1 of 2 has been stopped for 0.3 s at the end" in done.stderr
     )
+
+
+def test_what_is_called_at_the_end_of_mpi_may_remove_itself_and_others(monkeypatch):
+    end, made = ending.Ending(), []
+
+    def first():
+        made.append("first")
+
+    def second():
+        made.append("second")
+        end.remove(second)
+        end.remove(first)
+
+    def third():
+        made.append("third")
+        end.remove(third)
+
+    for call in (first, second, third):
+        end.add(call)
+    for name in ("_begin", "_await_finalize"):
+        monkeypatch.setattr(end, name, lambda: None)
+    end._finalize_begins()
+    assert made == ["third", "second"]

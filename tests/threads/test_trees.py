@@ -553,3 +553,33 @@ def test_a_task_of_its_own_may_have_trees(tmp_path):
         "prediction.parts[1]": (7, 5),
     }
     assert trained(2, "piped", **{"mesh.pipeline": 2}) == [(loss, shapes)] * 2
+
+
+@pytest.mark.parametrize(
+    "returned, named",
+    [
+        (lambda y: None, "a NoneType"),
+        (lambda y: 5, "a int"),
+        (lambda y: {"y": y, "count": 3}, "a int, in {y: \\*, count: \\*}"),
+        (lambda y: {"y": y, "shape": y.shape}, "a int"),
+        (lambda y: (y, "name"), "a str"),
+        (lambda y: (y for _ in range(2)), "a generator"),
+    ],
+)
+def test_what_a_block_returns_beside_arrays_is_named(returned, named):
+    class Returning(nn.Module):
+        def __init__(self):
+            self.map = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return returned(self.map(x))
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, loss=lambda found, y: nn.ops.mean(found["y"]))
+        model = sk.DDPModel(Returning(), config)
+        x = numpy.ones((2, 3), "float32")
+        for call in (lambda: model.train(x, x), lambda: model.predict(x)):
+            with pytest.raises(TypeError, match=named):
+                call()
+
+    sk.run_ranks(1, run)

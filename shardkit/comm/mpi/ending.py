@@ -115,8 +115,9 @@ class Ending:
         """Be called by MPI_Finalize, while all of MPI still works."""
         if self._has_begun or is_of_parent(self):
             return
-        for call in reversed(self._calls):
-            call()
+        for call in [*reversed(self._calls)]:  # a call removes itself, or another
+            if call in self._calls:
+                call()
         _surely(self._begin)
         threading.Thread(target=self._await_finalize, daemon=True, name="shardkit ending").start()
 

@@ -30,6 +30,7 @@ from ..data.unit import Unit, Units
 from ..data.visits import Visits
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
+from .gathering import refuse_strangers
 from .inputs import Inputs
 from .shortage import Company, described
 
@@ -165,7 +166,9 @@ class AtCalls:
         reduce_now = partial(self._reduce_now, inputs.gradient_scale) if is_last else None
         gradients = _GradientsOfWalk(self, inputs.first_gradient + m, reduce_now)
         try:
-            stops = gradients.stops(parameter_uses(output))
+            uses = parameter_uses(output)
+            refuse_strangers(uses, self._numbers)
+            stops = gradients.stops(uses)
             walk((origin_of(output),), (first_gradient(output, gradient),), stops=stops)
             gradients.end()
         finally:
@@ -210,7 +213,7 @@ class _GradientsOfWalk:
         stops = []
         last_use = {}
         before = ()
-        for order, parameters in uses:
+        for order, parameters, _ in uses:
             numbers = self._units.visited(parameters)
             last_use.update({n: order for n in numbers if n in self._units.trained})
             if numbers != before:

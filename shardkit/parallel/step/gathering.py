@@ -16,6 +16,7 @@ from ...array.device import BufferPool, OwnBuffers
 from ...comm.mesh import Mesh
 from ...errors import ShardingError
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs
+from ...nn.parameter import NOT_OF_MODEL, called
 from ...nn.tape import parameter_uses
 from ...nn.trees import backward_through
 from ...schedule.actions import Action, Kind
@@ -70,6 +71,19 @@ class Gathering(Protocol):
         """What those kinds of actions do that are about parameters and gradients of one unit."""
 
 
+def refuse_strangers(uses, known) -> None:
+    """Raise ShardingError if operations give a gradient to a parameter that no model keeps.
+
+    known   the parameters of the model
+    """
+    strangers = [p for use in uses for p in use.trained if p not in known]
+    if strangers:
+        raise ShardingError(
+            f"{called(strangers[0])} takes a gradient and is none of the model's, so it would not "
+            f"be trained: {NOT_OF_MODEL}; a constant has requires_grad=False"
+        )
+
+
 class ByProgram:
     """Units are gathered, released and reduced by actions of the program. A Gathering.
 
@@ -83,6 +97,7 @@ class ByProgram:
     def __init__(self, units: Units, stages: Stages, mesh: Mesh):
         self._units, self._uses, self._plans = units.at, stages.uses, stages.plans
         self._unseen = set(units.at)  # whose first backward is still to come
+        self._known = {p for plan in self._plans.values() for p in plan.parameters.values()}
         self._company = company = Company(mesh, units.all[0].device)
         self._told = (stages.first, stages.last) if company.shares_samples else ()
         self._owners = {
@@ -154,7 +169,7 @@ class ByProgram:
     def _check_reads(self, at, outputs):
         own = [self._plans[each].parameters.values() for each in self._uses.of(at)]
         uses = [use for each in outputs if isinstance(each, Tensor) for use in parameter_uses(each)]
-        lost = {p for use in uses for p in use.parameters if p.requires_grad}.difference(*own)
+        lost = {p for use in uses for p in use.trained}.difference(*own)
         names = [
             n for each in self._plans.values() for n, p in each.parameters.items() if p in lost
         ]
@@ -163,6 +178,7 @@ class ByProgram:
                 f"parameter {names[0]} is read outside of its block, where it gets no gradient; "
                 "let the block that reads it, for a loss the last, have it, too"
             )
+        refuse_strangers(uses, self._known)
 
     def owners(self, place: Place) -> list[Unit]:
         """Return the unit itself, those that it borrows from, and the parts of both, as far as they

@@ -21,7 +21,7 @@ from ...nn.autograd import Passage, Tensor, WeightGradients, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import forward_context, late_logits, run_block
 from ...nn.module import Module
-from ...nn.trees import arrays_of, as_tensors, gradients_of
+from ...nn.trees import arrays_of, as_tensors, check_output, gradients_of
 from ..data.unit import Unit, Units
 from ..pipeline.form import NOTHING
 from ..pipeline.stages import Place, Stages
@@ -120,6 +120,8 @@ class Work:
     def _through_blocks(self, place, x):
         for home, number, block in self._blocks[place]:
             x = run_block(home, number, block, x)
+            if not isinstance(x, Tensor):
+                check_output(x)
         return x
 
     def backward(self, place: Place, m: int, gradient, inputs: Inputs):
