@@ -9,6 +9,7 @@ The library keeps the chunks that it has uncompressed for as long as an order ma
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -22,6 +23,7 @@ from . import hdf5
 from .columns import Field, RowBand
 from .hdf5_claims import check_claims
 from .hdf5_headers import VirtualMessages
+from .hdf5_meaning import Meaning, meaning_of
 from .hdf5_virtual import OtherMapping, rows_of, shape_of, sources_of
 from .mapped import FileMap, MappedRows
 from .table import NumberTable
@@ -47,6 +49,8 @@ class HDF5Table(NumberTable):
         self._datasets = {}
         self._virtual: dict[str, VirtualMessages] = {}
         self._readers: dict[str, Any] = {}
+        self._meanings: dict[str, Meaning] = {}
+        self._refused: dict[str, InputError] = {}
         fields = {}
         with library(path):
             for name, dataset in hdf5.datasets(self._file).items():
@@ -55,12 +59,29 @@ class HDF5Table(NumberTable):
                     self._virtual[name] = dataset
                     continue
                 for field, member in _fields(name, dataset):
-                    fields[field.name] = field
+                    fields[field.name] = field if member else self._meant(field, dataset)
                     self._datasets[field.name] = dataset, member
         super().__init__(path, fields)
 
     def _values(self, numbers, parts):
-        return [self._reader(part.field).read_shaped(numbers, part) for part in parts]
+        found = []
+        for part in parts:
+            stored = self._reader(part.field).read_shaped(numbers, part)
+            meaning = self._meanings.get(part.field.name)
+            found.append(stored if meaning is None else meaning.of(stored))
+        return found
+
+    def _meant(self, field: Field, dataset) -> Field:
+        """Return the field with the dtype of the numbers that the dataset means."""
+        try:
+            meaning = meaning_of(dataset, self._map.path, field.name)
+        except InputError as fault:  # which is nobody's business before the field is asked for
+            self._refused[field.name] = fault
+            return field
+        if meaning is None:
+            return field
+        self._meanings[field.name] = meaning
+        return replace(field, dtype=meaning.dtype)
 
     def run_length(self, parts):
         """Return the rows of the longest chunk. Here a field is first asked for, and checked."""
@@ -103,6 +124,8 @@ class HDF5Table(NumberTable):
         if field.name not in self._readers and field.name in self._virtual:
             self._readers[field.name] = self._virtual_rows(field)
         if field.name not in self._readers:
+            if field.name in self._refused:
+                raise self._refused[field.name]
             dataset, member = self._datasets[field.name]
             check_claims(dataset, self.path, field.name)
             with library(self.path, field.name):
@@ -110,8 +133,9 @@ class HDF5Table(NumberTable):
                 if placed is None:
                     reader: Any = WindowRows(dataset, field, member, self.path)
                 else:
+                    stored = dataset.dtype
                     reader = MappedRows(
-                        self._map, dataset.shape, field.dtype, *placed, dataset.fillvalue
+                        self._map, dataset.shape, stored, *placed, dataset.fillvalue
                     )
             self._readers[field.name] = reader
         return self._readers[field.name]
@@ -123,6 +147,7 @@ class WindowRows:
     def __init__(self, dataset, field: Field, member: str | None, path: Path):
         self._dataset, self._member = dataset, member
         self._path, self._name, self._shape = path, field.name, field.shape
+        self._dtype = dataset.dtype[member] if member else dataset.dtype
         row_bytes = max(dataset.dtype.itemsize * prod(field.shape), 1)
         most = _MOST_CHUNK_ROWS_BYTES if dataset.chunks else _WINDOW_BYTES
         self._run = max(min(dataset.chunks[0] if dataset.chunks else most, most // row_bytes), 1)
@@ -130,8 +155,7 @@ class WindowRows:
     def read_shaped(self, numbers, part) -> numpy.ndarray:
         """Return these rows of a part: see NumberTable.read. One read for each chunk."""
         shape = shape_read(self._shape, part)
-        dtype = part.field.dtype.newbyteorder("=")
-        values = numpy.empty((len(numbers), *shape), dtype)
+        values = numpy.empty((len(numbers), *shape), self._dtype.newbyteorder("="))
         order = numpy.argsort(numbers, kind="stable")
         ordered = numbers[order]
         runs = ordered // self._run

@@ -5,6 +5,7 @@ from . import open_door
 ROOM = "shardkit.data"
 NAMES = {
     "cipher": "decipher encipher tables",
+    "columns": "Columns",
     "contents": "Contents content_of content_of_array",
     "corpus": "Corpus find_corpora",
     "draw": "Draw",
