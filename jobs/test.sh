@@ -79,7 +79,7 @@ if [ -n "$all" ]; then
     PYTHON=$PYTHON VENV=$VENV-lowest run_beside bash jobs/lowest.sh packages
     packages+=($!)
 fi
-install "$VENV" --editable ".[mpich,test,style${all:+,docs}${measured:+,coverage}]"
+install "$VENV" --no-compile --editable ".[mpich,test,style${all:+,docs}${measured:+,coverage}]"
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
     run_beside install "$VENV" --no-compile $EXTRA_PACKAGES

@@ -122,6 +122,15 @@ class LastingObjects:
         self._num_modules, self._num_tests = len(sys.modules), 0
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share files among the workers of pytest-xdist, where it would share single tests."""
+    if config.getvalue("dist") == "loadgroup":
+        from shared_files import SharedFiles
+
+        return SharedFiles(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""

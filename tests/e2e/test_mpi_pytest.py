@@ -48,7 +48,7 @@ def test_that_is_no_mpi_job():
 def project(tmp_path):
     """One test that is no MPI job, and three that are."""
     (tmp_path / "tests" / "mpi").mkdir(parents=True)
-    copied = ("conftest", "mpi_run", "quick", "mpi/conftest")
+    copied = ("conftest", "mpi_run", "quick", "shared_files", "mpi/conftest")
     for name in ("setup.cfg", *(f"tests/{name}.py" for name in copied)):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "pure").mkdir()

@@ -124,7 +124,7 @@ def run(case: Case, folder: Path) -> Outcome:
             case.ending,
             folder,
             num_ranks=case.num_ranks,
-            time_limit=90,
+            time_limit=400,
         )
     except subprocess.TimeoutExpired as hang:
         seconds = seconds_since(mark) if mark.exists() else 0.0
@@ -216,7 +216,6 @@ def test_a_rank_that_is_stopped_under_fault_tolerance_is_ended_with_the_job(tmp_
         "none",
         tmp_path,
         num_ranks=3,
-        time_limit=60,
         launcher_options=("--with-ft", "ulfm"),
     )
     words = words_of_shardkit(done)

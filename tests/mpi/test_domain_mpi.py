@@ -138,8 +138,9 @@ def in_slabs(backend):
     return found
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.thorough
 def test_slabs_have_the_bits_of_one_rank(backend, on_one_rank):
-    wanted = on_one_rank(in_slabs)
-    if 4 % backend.world_size == 0:
-        assert in_slabs(backend) == wanted
+    if 4 % backend.world_size:
+        pytest.skip(f"4 slabs do not divide among {backend.world_size} ranks")
+    assert in_slabs(backend) == on_one_rank(in_slabs)

@@ -3,13 +3,14 @@ depend on content alone.
 """
 
 import inspect
+from functools import partial
 
 import device_kernels as checks
 import numpy
 import pytest
+from each_case import check_each
 from kernel_table import (
     DEFINED_ALONE_ON_CUDA,
-    DEVICE_CASES,
     EXACT,
     ON_DEVICE,
     TABLE,
@@ -35,22 +36,34 @@ every_dtype = pytest.mark.parametrize(
 # float64 compiles other code, which takes g++ as long again: by default what has to be exact, the
 # rest in the sweep; so are shapes of attention that take as long as all others together, but one
 LARGE = (800, 850)
+
+
+def cases_of(name, dtype, is_large):
+    """Return the cases of a kernel: {line and shape: what a check of it takes}."""
+    return {
+        f"{number} {shape} {dtype}": (name, line, shape, dtype)
+        for number, line in enumerate(TABLE[name])
+        for shape in line.shapes
+        if (shape[3:5] == LARGE) == is_large
+    }
+
+
+def is_of_the_sweep(name, dtype, is_large):
+    return is_large or dtype == "float64" and name not in EXACT - {"embedding_backward", "dropout"}
+
+
 PARITY = [
     pytest.param(
         name,
-        line,
-        shape,
         dtype,
-        id=f"{name}-{'x'.join(map(str, shape))}-{dtype}",
-        marks=[pytest.mark.sweep]
-        * (
-            dtype == "float64"
-            and name not in EXACT - {"embedding_backward", "dropout"}
-            or shape[3:5] == LARGE
-        ),
+        is_large,
+        id=f"{name}-{dtype}" + "-large" * is_large,
+        marks=[pytest.mark.sweep] * is_of_the_sweep(name, dtype, is_large),
     )
-    for name, line, shape in DEVICE_CASES
+    for name in ON_DEVICE
     for dtype in ("float32", "float64")
+    for is_large in (False, True)
+    if cases_of(name, dtype, is_large)
 ]
 SOME_HALVES = {("layer_norm", "bfloat16"), ("dropout", "float16")}
 HALVES = [
@@ -89,10 +102,10 @@ def test_every_kernel_has_a_cuda_twin_of_the_same_signature():
         ), name
 
 
-@pytest.mark.parametrize("name, line, shape, dtype", PARITY)
+@pytest.mark.parametrize("name, dtype, is_large", PARITY)
 @pytest.mark.thorough(but=20)
-def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, line, shape, dtype):
-    checks.check_parity(cupy, name, line, shape, dtype)
+def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, dtype, is_large):
+    check_each(cases_of(name, dtype, is_large), partial(checks.check_parity, cupy))
 
 
 @pytest.mark.skipif(library() is None, reason="PTX is made by NVRTC, which was not found")

@@ -10,6 +10,7 @@ import math
 
 import numpy
 import pytest
+from each_case import check_each
 
 from shardkit import ShapeError
 from shardkit.nn import ForwardContext, Tensor, ops
@@ -341,10 +342,21 @@ def wanted_dtype(name, dtype):
     return dtype if wanted == "same" else wanted
 
 
-@pytest.mark.parametrize("dtype", COUNTED)
-@pytest.mark.parametrize("name", sorted(set(TABLE)))
+def of_dtypes(name, dtypes):
+    """Return the cases of one operation: {dtype: what a check of it takes}."""
+    return {dtype: (name, dtype) for dtype in dtypes}
+
+
+every_line = pytest.mark.parametrize("name", sorted(TABLE))
+
+
+@every_line
 @pytest.mark.thorough(but=50)
-def test_what_is_counted_is_computed_by_definition_or_refused(name, dtype):
+def test_what_is_counted_is_computed_by_definition_or_refused(name):
+    check_each(of_dtypes(name, COUNTED), check_counted)
+
+
+def check_counted(name, dtype):
     wanted = wanted_dtype(name, dtype)
     if wanted == "refused":
         with pytest.raises(ShapeError, match="cast|wanted"):
@@ -362,10 +374,13 @@ def test_what_is_counted_is_computed_by_definition_or_refused(name, dtype):
             numpy.testing.assert_array_equal(values, expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATS + HALVES)
-@pytest.mark.parametrize("name", sorted(set(TABLE)))
+@every_line
 @pytest.mark.thorough(but=50)
-def test_floats_keep_their_dtype(name, dtype):
+def test_floats_keep_their_dtype(name):
+    check_each(of_dtypes(name, FLOATS + HALVES), check_floats)
+
+
+def check_floats(name, dtype):
     values, got = made(name, dtype)
     assert got == wanted_dtype(name, dtype)
     expected = numpy.asarray(made(name, "float64")[0], "float64")
@@ -449,10 +464,13 @@ def test_two_operands_have_the_dtype_that_pytorch_gives_their_tensors(name, form
     assert not wrong
 
 
-@pytest.mark.parametrize("dtype", COUNTED + FLOATS + HALVES)
-@pytest.mark.parametrize("number", [True, 2, 2.5])
 @pytest.mark.parametrize("name", ["add", "multiply", "divide", "maximum", "power", "where"])
-def test_a_number_of_python_has_no_width(name, number, dtype):
+def test_a_number_of_python_has_no_width(name):
+    cases = [(name, number, d) for number in (True, 2, 2.5) for d in COUNTED + FLOATS + HALVES]
+    check_each({case[1:]: case for case in cases}, check_number)
+
+
+def check_number(name, number, dtype):
     x = Tensor(small(dtype, (3,)))
     kind = "float32" if isinstance(number, float) else "int64" if dtype == "bool" else dtype
     if dtype == "bool" and number is True and name != "power":
@@ -464,10 +482,14 @@ def test_a_number_of_python_has_no_width(name, number, dtype):
         assert result.dtype.name == wanted
 
 
-@pytest.mark.parametrize("other", ["bool", "uint8", "int64"])
-@pytest.mark.parametrize("dtype", FLOATS + HALVES)
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "power"])
-def test_a_gradient_passes_what_is_counted_in_its_own_dtype(name, dtype, other):
+def test_a_gradient_passes_what_is_counted_in_its_own_dtype(name):
+    others = ("bool", "uint8", "int64")
+    cases = [(name, dtype, other) for dtype in FLOATS + HALVES for other in others]
+    check_each({case[1:]: case for case in cases}, check_gradient)
+
+
+def check_gradient(name, dtype, other):
     y = small(other, (3,)) % 3 + small(other, (3,)) * 0 + numpy.array(1, other)
     gradients = []
     for of in (dtype, "float64"):
@@ -492,9 +514,12 @@ def test_a_masked_mean_is_the_mean_of_what_counts():
     )
 
 
-@pytest.mark.parametrize("dtype", COUNTED)
 @pytest.mark.parametrize("name", ["sum", "cumsum", "prod", "cumprod", "segment_sum"])
-def test_no_reduction_wraps_at_the_largest_number(name, dtype):
+def test_no_reduction_wraps_at_the_largest_number(name):
+    check_each(of_dtypes(name, COUNTED), check_reduction)
+
+
+def check_reduction(name, dtype):
     most = 1 if dtype == "bool" else numpy.iinfo(dtype).max // (4 if dtype == "int64" else 1)
     most = min(most, 2**31 - 1) if "prod" in name else most
     x = Tensor(numpy.array([most, most], dtype))

@@ -12,6 +12,7 @@ from collections import Counter
 
 import numpy
 import pytest
+from each_case import check_each
 from kernel_table import (
     CASES,
     DEFINED_ALONE_ON_CUDA,
@@ -36,9 +37,7 @@ from kernel_table import (
 
 from shardkit.testing.array import KERNELS, Loop, compiled, dtype_named, kernels
 
-every_case = pytest.mark.parametrize(
-    "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
-)
+every_kernel = pytest.mark.parametrize("name", TABLE)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
@@ -57,9 +56,22 @@ def test_every_kernel_has_both_twins_one_signature_and_a_line_in_the_table():
         assert is_alone == (name in DEFINED_ALONE_ON_CUDA), name
 
 
-@every_case
+def cases_of(name, *more):
+    """Return the cases of a kernel: {its name and the shape: what a check of it takes}."""
+    return {
+        f"{name} {number} {shape}": (name, line, shape, *more)
+        for number, line in enumerate(TABLE[name])
+        for shape in line.shapes
+    }
+
+
+@every_kernel
 @every_dtype
-def test_the_fast_twin_computes_what_the_plain_one_does(name, line, shape, dtype):
+def test_the_fast_twin_computes_what_the_plain_one_does(name, dtype):
+    check_each(cases_of(name, dtype), check_fast_twin)
+
+
+def check_fast_twin(name, line, shape, dtype):
     wanted = results(getattr(reference, name), made(line, shape, dtype), line)
     got = results(getattr(cpu, name), made(line, shape, dtype), line)
     assert [(array.shape, array.dtype) for array in got] == [
@@ -93,9 +105,13 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(name, dtyp
 # ---- the same bits -------------------------------------------------------------------------------
 
 
-@every_case
+@every_kernel
 @pytest.mark.thorough(but=40)
-def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name, line, shape):
+def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name):
+    check_each(cases_of(name), check_strides)
+
+
+def check_strides(name, line, shape):
     wanted = bits(results(getattr(kernels, name), made(line, shape, "float32"), line))
     for change in (strided, turned) if name in IN_PLACE_RULES else (strided, turned, read_only):
         arguments = mapped(change, made(line, shape, "float32"))
@@ -127,7 +143,7 @@ def test_compiled_functions_that_one_function_makes_have_names_of_their_own():
 
 
 @pytest.mark.thorough(but=30)
-@pytest.mark.parametrize("name", TABLE)
+@every_kernel
 def test_the_bits_do_not_depend_on_where_in_memory_the_inputs_lie(name):
     for line in TABLE[name]:
         for shape in line.shapes[:-1]:

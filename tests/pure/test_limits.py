@@ -32,7 +32,8 @@ def test_of_another_worker():
 )
 def test_a_test_that_hangs_ends_and_is_named(tmp_path, hang):
     (tmp_path / "tests/pure").mkdir(parents=True)
-    for name in ("setup.cfg", *(f"tests/{name}.py" for name in ("conftest", "mpi_run", "quick"))):
+    copied = ("conftest", "mpi_run", "quick", "shared_files")
+    for name in ("setup.cfg", *(f"tests/{name}.py" for name in copied)):
         shutil.copy(ROOT / name, tmp_path / name)
     conftest = tmp_path / "tests/conftest.py"
     text = conftest.read_text()

@@ -196,7 +196,8 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "tests/pure").mkdir(parents=True)
     (folder / "tests/e2e").mkdir()
-    for name in ("setup.cfg", *(f"tests/{name}.py" for name in ("conftest", "mpi_run", "quick"))):
+    copied = ("conftest", "mpi_run", "quick", "shared_files")
+    for name in ("setup.cfg", *(f"tests/{name}.py" for name in copied)):
         shutil.copy(ROOT / name, folder / name)
     (folder / "tests/pure/test_some.py").write_text(TESTS)
     (folder / "tests/e2e/test_job.py").write_text("def test_of_a_job():\n    pass\n")
@@ -209,7 +210,7 @@ for line in sys.stdin:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         pytest.main(json.loads(line))
-    for name in ("conftest", "mpi_run", "quick", "test_some", "test_job"):
+    for name in ("conftest", "mpi_run", "quick", "shared_files", "test_some", "test_job"):
         sys.modules.pop(name, None)
     print(json.dumps(said.getvalue()), flush=True)
 """
@@ -266,3 +267,28 @@ def test_pytest_runs_the_quick_tests_and_says_what_it_left_out(
     assert (f"{num_run} passed" in said) == (num_run > 0), said
     found = re.findall("^left out: (.*); --all runs them too$", said, re.MULTILINE)
     assert found == [left_out] * bool(left_out), said
+
+
+# ---- workers -------------------------------------------------------------------------------------
+
+
+def test_workers_share_files_and_groups_and_what_takes_long_test_by_test(monkeypatch):
+    scheduler = pytest.importorskip("xdist.scheduler").LoadGroupScheduling
+    from shared_files import SharedFiles
+
+    monkeypatch.setattr(scheduler, "__init__", lambda self: None)
+    scope = SharedFiles()._split_scope
+    assert scope("tests/pure/test_a.py::test_it[b@c::d]") == "tests/pure/test_a.py"
+    assert scope("tests/pure/test_a.py::test_it[b]@group") == "group"
+    job = "tests/e2e/test_a.py::test_it[b]"
+    assert (scope(job), scope(f"{job}@group")) == (job, "group")
+
+
+def test_pytest_shares_by_these_rules(pytestconfig, monkeypatch):
+    pytest.importorskip("xdist")
+    from shared_files import SharedFiles
+
+    monkeypatch.setattr(pytestconfig.option, "dist", "loadgroup")
+    monkeypatch.setattr(pytestconfig.option, "tx", ["2*popen"])
+    made = pytestconfig.hook.pytest_xdist_make_scheduler(config=pytestconfig, log=None)
+    assert type(made) is SharedFiles

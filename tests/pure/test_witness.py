@@ -33,7 +33,7 @@ def launched():
     )
     ranks = list(map(int, launcher.stdout.readline().split()))
     yield launcher.pid, *ranks
-    launcher.communicate("", timeout=60)
+    launcher.communicate("", timeout=300)
 
 
 def end(process, number=signal.SIGKILL):

@@ -20,7 +20,7 @@ def translated(ptx: str) -> tuple[Path, list[str]]:
     """
     program = parsed(ptx)
     names = [kernel.name for kernel in program.kernels]
-    return compiled_cpp(as_cpp_program(program), *FLAGS), names
+    return compiled_cpp(as_cpp_program(program), *FLAGS, header=HEADER), names
 
 
 def as_cpp_program(program: Program) -> str:
@@ -34,8 +34,7 @@ def as_cpp_program(program: Program) -> str:
         *functions,
         *[_kernel(each, program) for each in program.kernels],
     ]
-    words = f'#include "cuda_on_host.h"\n{HEADER.read_text()}'
-    return f"{words}\nnamespace emulator {{\n" + "\n".join(parts) + "\n}\n"
+    return f'#include "{HEADER.name}"\nnamespace emulator {{\n' + "\n".join(parts) + "\n}\n"
 
 
 def _variable(variable: Variable, storage: str = "static") -> str:

@@ -86,7 +86,7 @@ def made(backend, mesh, place=3, **settings):
 
 
 def on_all_ranks(mesh, run):
-    return sk.run_ranks(numpy.prod(MESHES[mesh]).item(), run, timeout=60)
+    return sk.run_ranks(numpy.prod(MESHES[mesh]).item(), run, timeout=500)
 
 
 def ranks_at_the_end(mesh, place):

@@ -4,6 +4,7 @@ strict fake of NCCL between them.
 
 from collections import Counter
 from dataclasses import replace
+from math import log
 
 import numpy
 import pytest
@@ -197,15 +198,15 @@ def test_sums_of_many_go_in_rounds_of_a_few_messages(monkeypatch, num_ranks):
     assert {each.tobytes() for _, each in results} == {short.tobytes()}
 
 
-@pytest.mark.parametrize("per_node", [1, 8])
+@pytest.mark.parametrize("per_node, fewest", [(1, 64), (8, 8)])
 @pytest.mark.thorough(but=1)
-def test_the_messages_of_sums_and_gathers_grow_with_the_logarithm_of_the_nodes(per_node):
-    """One rank of 64 to 4,096 nodes; nobody answers. A gather ends with the slices of each node."""
+def test_the_messages_of_sums_and_gathers_grow_with_the_logarithm_of_the_nodes(per_node, fewest):
+    """One rank of 64 to 4,096; nobody answers. A gather ends with the slices of each node."""
     posts, gathers = [], []
     with pretended_gpu():
         import cupy
 
-        for num_nodes in (64, 512, 4096):
+        for num_nodes in (fewest, 8 * fewest, 64 * fewest):
             size, sent = num_nodes * per_node, []
             hosts = [f"node {rank // per_node}" for rank in range(size)]
             swaps = NodeSwaps(0, size, hosts, lambda outgoing, _: sent.append(outgoing))
@@ -217,8 +218,9 @@ def test_the_messages_of_sums_and_gathers_grow_with_the_logarithm_of_the_nodes(p
             swapped = [sum(size > 0 for _, size in outgoing[1:]) for outgoing in sent]
             gathers.append(sum(swapped[: len(sent) - num_nodes * (per_node > 1)]))
     within = per_node - 1  # all that a node adds goes to its ranks at once
-    assert posts == [within + far for far in (14, 21, 28)], posts
-    assert gathers == [14, 21, 28], gathers
+    wanted = [7 * round(log(fewest, 8) + times) for times in range(3)]
+    assert posts == [within + far for far in wanted], posts
+    assert gathers == wanted, gathers
 
 
 def test_a_verb_waits_for_the_kernels_of_a_stream_that_is_not_the_default_one():

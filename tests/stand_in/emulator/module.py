@@ -198,15 +198,19 @@ void launch_{name}(void** values, const unsigned* bytes, unsigned count,
     return f'#include "{HEADER}"\n{plain}\n' + "".join(launchers)
 
 
-def compiled_cpp(cpp, *flags) -> Path:
+def compiled_cpp(cpp, *flags, header=None) -> Path:
     """A shared library of this C++, made now or by an earlier process; processes that make it
     together do no harm.
+
+    header  the file that the C++ includes first, which g++ has read beforehand with these flags
     """
     machine = _machine()
-    library = machine / (_digest(cpp, *flags) + ".so")
+    folder = machine if header is None else _with_header(header, flags)
+    library = folder / (_digest(cpp, *flags) + ".so")
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
-        command = [compiler()[0], *FLAGS, *flags, "-shared", "-I", str(machine), "-x", "c++", "-"]
+        places = ["-I", str(folder), "-I", str(machine)]
+        command = [compiler()[0], *FLAGS, *flags, "-shared", *places, "-x", "c++", "-"]
         _run([*command, "-x", "none", str(machine / OBJECT), "-o", str(unfinished)], cpp)
         os.replace(unfinished, library)
     return library
@@ -219,12 +223,30 @@ def _machine() -> Path:
     """
     above = Path(tempfile.gettempdir()) / f"emulated-cuda-{os.getuid()}"
     above.mkdir(mode=0o700, exist_ok=True)
-    folder = above / _digest(*FLAGS, *compiler(), *[source.read_text() for source in SOURCES])
+    parts = [*FLAGS, *compiler(), *[source.read_text() for source in SOURCES]]
+    return _made_once(above / _digest(*parts), _make_machine)
+
+
+@functools.cache
+def _with_header(header, flags) -> Path:
+    """The folder of a header that g++ has read, and of the libraries that include it."""
+    machine = _machine()
+
+    def make(folder):
+        shutil.copy(header, folder)
+        command = [compiler()[0], *FLAGS, *flags, "-I", str(machine)]
+        _run([*command, "-x", "c++-header", str(folder / header.name)])
+
+    return _made_once(machine / _digest(header.read_text(), *flags), make)
+
+
+def _made_once(folder, make) -> Path:
+    """The folder, filled by make(folder), now or by an earlier process."""
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=above, ignore_cleanup_errors=True) as unfinished:
-            _make_machine(Path(unfinished))
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as new:
+            make(Path(new))
             with contextlib.suppress(OSError):  # another process was first
-                os.rename(unfinished, folder)
+                os.rename(new, folder)
     return folder
 
 
