@@ -139,8 +139,8 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[C
     for part in parts:
         if part.field.dtype is None:
             raise ConfigurationError(
-                f"{setting}: {part.field.name} of {where} holds records or lists; wanted numbers, "
-                "texts or times"
+                f"{setting}: {part.field.name} of {where} holds records or lists, or texts of an "
+                "array; wanted numbers, or texts and times in columns of a CSV or Parquet file"
             )
     return tuple(parts)
 

@@ -60,7 +60,7 @@ def _obstacle(device, mesh, model, work, owners) -> str | None:
     if owners:
         return "it has several objectives, and a graph holds the gradients of all parameters"
     if model.named_buffers():
-        return "its buffers observe each forward pass, and a replayed graph has none"
+        return "it has buffers, which may observe a forward pass, and a replayed graph has none"
     if not all(parameter.requires_grad for parameter in model.parameters()):
         return (
             "some of its parameters are frozen, and a graph holds the places of trained ones alone"
