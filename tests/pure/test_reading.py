@@ -490,6 +490,7 @@ OTHERS = {
     "array/": "this machine, and files of the package",
     "comm/": "this machine, and the job's own folder, which its user alone may enter",
     "doctor/": "files that it has just made",
+    "gpu/": "this machine, and files of the package",
     "plan/measure.py": "this machine",
     "plan/band.py": "files of the package",
     "files/ownership.py": "processes of this machine",
