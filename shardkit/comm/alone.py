@@ -1,10 +1,14 @@
 """A group of one rank: copies, or nothing. No message is sent but to itself.
 
 AloneChannel      of host arrays, around the channel that carries such messages
+AloneCalls        its verbs on plain arrays: nobody waits for them, so no record of them is kept
 AloneTransport    of GPU arrays
 """
 
-from .channel import ChannelCall, WrappedChannel
+from functools import partial
+
+from .channel import ChannelCall, NotedCalls, WrappedChannel
+from .checks import PLAIN
 from .operations import CompleteHandle
 
 _VERBS = (
@@ -25,7 +29,40 @@ class AloneChannel(WrappedChannel):
     def plan(self, verb, *arguments):
         return AloneCall(verb, arguments)
 
+    def noted_calls(self, group):
+        return AloneCalls(group)
+
     def adds_in_tree_order(self, num_bytes, dtype):
+        return True
+
+
+class AloneCalls(NotedCalls):
+    """The verbs of one group, counted and not recorded.
+
+    group   its Verbs
+    """
+
+    def __init__(self, group):
+        self._group = group
+        self.all_reduce = partial(self._make, "all_reduce")
+        self.broadcast = partial(self._make, "broadcast")
+
+    def barrier(self):
+        return True
+
+    def all_gather(self, send, receive):
+        return self._make("all_gather", send, receive, None)
+
+    def reduce_scatter(self, send, receive, op, in_place):
+        return self._make("reduce_scatter", send, receive, None, op, in_place)
+
+    def _make(self, verb, *arguments):
+        plain = PLAIN[verb](self._group, *arguments)
+        if plain is None:
+            return False
+        passed, _, sent = plain
+        _MOVES.get(verb, _leave)(*passed)
+        self._group.traffic.add(verb, sent)
         return True
 
 

@@ -8,6 +8,7 @@ NAMES = {
         "Ballot Handle abort_on_error agree by_first check_same collectively ordered_all_reduce "
         "ordered_reduce_scatter ordered_sum"
     ),
+    "alone": "AloneChannel",
     "channel": "Channel ArrayMemory NotedCalls WrappedChannel",
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",

@@ -10,6 +10,7 @@ from shardkit import ReductionOperation
 from shardkit.testing.comm import (
     COMPILED_VERBS,
     LEDGER_NAME,
+    AloneChannel,
     NotedCalls,
     NotedLoops,
     checks,
@@ -75,6 +76,39 @@ def test_plain_arrays_need_no_port(verb, monkeypatch):
 
     monkeypatch.setattr("shardkit.testing.comm.arguments.open_port", refuse)
     sk.run_ranks(2, work)
+
+
+ALONE = {  # a group of one rank: what each verb leaves in the arrays
+    "barrier": lambda backend, whole, own: backend.barrier(),
+    "all_reduce": lambda backend, whole, own: backend.all_reduce(whole),
+    "the largest": lambda backend, whole, own: backend.all_reduce(whole, "max"),
+    "the mean": lambda backend, whole, own: backend.all_reduce(whole, "average"),
+    "broadcast": lambda backend, whole, own: backend.broadcast(whole),
+    "all_gather": lambda backend, whole, own: backend.all_gather(own, whole),
+    "all_gather of its place": lambda backend, whole, own: backend.all_gather(whole, whole),
+    "reduce_scatter": lambda backend, whole, own: backend.reduce_scatter(own, whole),
+    "slices": lambda backend, whole, own: backend.all_gather(own[::2], whole[:3]),
+    "of two types": lambda backend, whole, own: backend.all_gather(own, whole.astype("float64")),
+    "of two sizes": lambda backend, whole, own: backend.reduce_scatter(own, whole[:4]),
+    "no such rank": lambda backend, whole, own: backend.broadcast(whole, 1),
+    "no array": lambda backend, whole, own: backend.all_reduce([1.0]),
+}
+
+
+@pytest.mark.parametrize("verb", ALONE)
+def test_a_rank_alone_gets_what_the_other_way_gives_it(verb, monkeypatch):
+    def result(backend):
+        backend.use(AloneChannel(backend.channel))
+        whole, own = numpy.zeros(6, "float32"), numpy.arange(6, dtype="float32")
+        try:
+            ALONE[verb](backend, whole, own)
+        except Exception as error:
+            return type(error), str(error)
+        return whole.tolist(), own.tolist(), backend.traffic.by_verb
+
+    (short,) = sk.run_ranks(1, result)
+    monkeypatch.setattr(AloneChannel, "noted_calls", lambda channel, group: NotedCalls())
+    assert sk.run_ranks(1, result) == [short]
 
 
 def bad_calls(backend):
