@@ -17,10 +17,11 @@ import numpy
 from ..annotations import Shape
 from ..checkpoint.format.hdf5 import LIBRARY_VERSIONS, contiguous, h5py
 from ..errors import FileError, InputError
-from ..files.reading import library, size_of
+from ..files.reading import library, opened, size_of
 from ..files.writing import open_new
 from .hdf5_headers import Headers, VirtualMessages
 
+_CLASSIC = b"CDF"  # how netCDF files begin that are no HDF5
 _MOST_DEPTH = 64  # of groups in groups
 _MOST_OBJECTS = 1 << 20
 _MOST_TEXT = 1 << 16  # bytes of an attribute
@@ -72,9 +73,12 @@ def open_to_read(
     try:
         return h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError):
-        raise error(
-            f"{path} cannot be opened as an HDF5 file; it is damaged, or of another kind", path
-        ) from None
+        with opened(path, error=error) as file:
+            is_classic = file.read(3) == _CLASSIC
+        what = "is a netCDF file of before version 4; nccopy -k nc4 makes one of HDF5"
+        if not is_classic:
+            what = "cannot be opened as an HDF5 file; it is damaged, or of another kind"
+        raise error(f"{path} {what}", path) from None
 
 
 def datasets(file: "h5py.File") -> "dict[str, h5py.Dataset | VirtualMessages]":

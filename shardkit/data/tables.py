@@ -33,7 +33,7 @@ from .table import GroupedTable, Table
 MOST_CLASSES = 1 << 20  # as many logits as a row may have
 Asked: TypeAlias = tuple[Columns | RowBand, ...]
 KINDS: dict[str, Any] = {".npy": ArrayTable, ".npz": ArrayTable}
-KINDS |= dict.fromkeys((".h5", ".hdf5", ".hdf"), HDF5Table)
+KINDS |= dict.fromkeys((".h5", ".hdf5", ".hdf", ".nc", ".nc4"), HDF5Table)  # netCDF 4 is HDF5
 _COMPRESSED = ("", ".gz", ".bz2", ".xz")
 _CSV = tuple(f"{kind}{how}" for kind in (".csv", ".tsv", ".txt") for how in _COMPRESSED)
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")

@@ -36,7 +36,7 @@ class TableData:
 
     path: str | None = setting(
         None,
-        "file of rows: .csv .tsv .parquet .arrow .h5 .npy .npz, or a folder of such files",
+        "file of rows: .csv .tsv .parquet .arrow .h5 .nc .npy .npz, or a folder of such files",
         is_path=True,
         is_common=True,
     )

@@ -55,8 +55,8 @@ MEANINGS = {  # stored dtype, attributes, dtype meant
 def test_numbers_mean_what_the_attributes_say(case, place, tmp_path):
     dtype, attributes, wanted = MEANINGS[case]
     stored = numpy.random.default_rng(3).integers(0, 20, (ROWS, 4)).astype(dtype)
-    write(tmp_path / "t.h5", stored, attributes, **PLACES[place])
-    table = open_table(tmp_path / "t.h5")
+    write(tmp_path / "t.nc", stored, attributes, **PLACES[place])
+    table = open_table(tmp_path / "t.nc")
     field = table.fields["x"]
     numbers = numpy.random.default_rng(4).integers(0, ROWS, 40)
     for start, stop in ((0, 4), (1, 3)):

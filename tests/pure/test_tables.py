@@ -322,6 +322,7 @@ WRONG = {
         "did you mean train/inputs",
     ),
     "a file that is no HDF5": (text("hello", "t.h5"), {}, "cannot be opened as an HDF5 file"),
+    "an old netCDF file": (text("CDF\x01", "t.nc"), {}, "nccopy -k nc4 makes one of HDF5"),
     "a file that is no Parquet": (text("hello", "t.parquet"), {}, "cannot be read as Parquet"),
     "an array of another format": (text("hello", "t.npy"), {}, "no array in NumPy's format"),
 }
