@@ -211,6 +211,12 @@ def left_in_peace(tmp_path_factory):
     return trained
 
 
+def warnings_in(text):
+    """Its warnings, but for that of ranks that have no core of their own."""
+    lines = [line for line in text.splitlines() if "warning" in line]
+    return [line for line in lines if "give the job more cores" not in line]
+
+
 @pytest.mark.strength(1)
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("purge", PURGES)
@@ -224,7 +230,7 @@ def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
     deed, words = PURGES[purge]
     purge = Then(16, lambda: deed(folder / "run"))
     run(settings_of_34_steps(folder, is_async, run__steps=32), callbacks=[purge])
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    warnings = warnings_in(capsys.readouterr().out)
     assert len(warnings) == 1 and warnings[0].startswith(f"warning: {folder / 'run'} was emptied")
     assert re.search(words, warnings[0]), warnings
     assert go_on(folder, 34).steps == 34
@@ -239,7 +245,7 @@ def test_a_folder_that_is_emptied_in_mid_run_heals_with_one_warning(
 
 def test_a_run_that_is_left_in_peace_warns_of_nothing(folder, capsys):
     run(settings_of(folder, run__keep_checkpoints=1))
-    assert "warning" not in "".join(capsys.readouterr())
+    assert not warnings_in("".join(capsys.readouterr()))
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
