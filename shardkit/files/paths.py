@@ -31,6 +31,11 @@ def usable_path(path: Any) -> Any:
     return Path(found) if isinstance(path, os.PathLike) else found
 
 
+def suffix_of(path: Path) -> str:
+    """Return what the name of a file ends in, in lower case: .csv of TABLE.CSV."""
+    return path.suffix.lower()
+
+
 def _with_home(text: str) -> str:
     found = os.path.expanduser(text)
     if found.startswith("~"):

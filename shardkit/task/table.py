@@ -245,7 +245,7 @@ class TableTask(Task):
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
         described = self.described
-        texts = [each.name for each in described.columns.features if each.kind == "categories"]
+        texts = described.columns.texts
         rows = self._files.rows(path, described.features, texts=texts, has_targets=has_targets)
         if isinstance(rows, RawSamples):
             return _as_model_takes(rows, described)

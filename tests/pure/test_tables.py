@@ -88,6 +88,7 @@ FILES = {
         lambda *data: write_csv(*data, head=False),
         (["0:4"], ["5"]),
     ),
+    "CSV in capitals": ("T.CSV", write_csv, COLUMNS),
     "tabs": ("t.tsv", lambda *data: write_csv(*data, "\t"), COLUMNS),
     "Parquet": ("t.parquet", write_parquet, COLUMNS),
 }

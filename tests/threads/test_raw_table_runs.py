@@ -396,6 +396,23 @@ def test_categories_are_the_same_with_and_without_zeros_behind_a_point(folder):
     assert numpy.array_equal(*found)
 
 
+def test_classes_that_are_texts_stay_so_where_a_file_has_booleans_alone(folder):
+    lines = [f"{i % 7},{('true', 'false', 'unknown')[i % 3]}" for i in range(90)]
+    (folder / "t.csv").write_text("\n".join(["a,known", *lines]) + "\n")
+    few = [line for line in lines if "unknown" not in line]
+    (folder / "few.csv").write_text("\n".join(["a,known", *few]) + "\n")
+    about = {"data__target": ["known"], "data__kind": "multiclass", "data__features": ["a"]}
+    run(settings_of(folder, **about))
+
+    def measured(backend):
+        trained = TrainedRun(folder / "run", {}, backend)
+        figures = evaluate(trained, trained.samples(str(folder / "few.csv")))
+        trained.close()
+        return figures.samples
+
+    assert sk.run_ranks(1, measured) == [60]
+
+
 def test_ranks_with_frames_of_other_columns_are_told(folder):
     import pyarrow
 

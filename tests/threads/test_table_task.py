@@ -17,6 +17,7 @@ from shardkit.testing.task import load_task, survey
 from shardkit.testing.train import (
     KeptFolder,
     TrainedRun,
+    check_output,
     configuration_of,
     evaluate,
     first_settings,
@@ -203,6 +204,34 @@ def die_among_predictions(folder):
 
     os.pwrite = write_or_die
     evaluated(folder, 1, output="out.h5")
+
+
+NO_PREDICTIONS = {  # (name, content; None: that of the rows, words)
+    "the data": ("t.h5", None, "t.h5 is there and holds no predictions"),
+    "a text": ("notes", b"mine", "notes is there and holds no predictions"),
+    "a table of text": ("new.csv", None, r"written as HDF5; give a name such as new.h5"),
+    "a table in capitals": ("OUT.NPY", None, r"written as HDF5; .* OUT.h5"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PREDICTIONS)
+def test_predictions_replace_nothing_but_predictions(case, folder):
+    name, content, words = NO_PREDICTIONS[case]
+    if content is not None:
+        (folder / name).write_bytes(content)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ConfigurationError, match=words):
+        check_output(folder / name)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_empty_files_links_and_predictions_of_before_are_replaced(folder):
+    (folder / "empty").touch()
+    (folder / "link").symlink_to("t.h5")
+    with h5py.File(folder / "out.h5", "w") as file:
+        file.attrs.update({"task": "TableMLP", "step": 3})
+    for name in ("empty", "link", "out.h5", "new.h5"):
+        check_output(folder / name)
 
 
 @pytest.mark.thorough

@@ -19,6 +19,8 @@ import numpy
 
 from ...checkpoint.format.files import checksum
 from ...errors import ConfigurationError, InputError
+from ...files.folders import files_below
+from ...files.paths import suffix_of
 from ...files.reading import library, size_of
 from ..arrow import (
     NUMBER,
@@ -65,7 +67,7 @@ class ArrowGroups(RowGroups):
 
     def __init__(self, path: Path):
         self._path, self.files = path, (path,)
-        if path.suffix.lower() in (".arrow", ".feather"):
+        if suffix_of(path) in (".arrow", ".feather"):
             self._open_batches()
         else:
             self._open_row_groups()
@@ -231,17 +233,16 @@ def _joined_types(path: Path, parts) -> dict:
     return types
 
 
-def files_below(path: Path, suffixes) -> list[Path]:
+def rows_below(path: Path, suffixes) -> list[Path]:
     """Return the files of a folder that end so, in the order of their names.
 
     What begins with a dot or an underscore is passed over, as other programs do.
-    Errors: InputError if there are none, too many, or a link leads round.
+    Errors: InputError if there are none, or too many; as files.folders.files_below.
     """
     found = [
         file
-        for file in sorted(path.rglob("*"))
-        if not any(name[0] in "._" for name in file.relative_to(path).parts)
-        and any(file.name.lower().endswith(suffix) for suffix in suffixes)
+        for file in sorted(files_below(path, hidden="._"))
+        if file.name[0] not in "._" and file.name.lower().endswith(tuple(suffixes))
     ]
     if not 0 < len(found) <= _MOST_FILES:
         raise InputError(
