@@ -36,6 +36,14 @@ def suffix_of(path: Path) -> str:
     return path.suffix.lower()
 
 
+def lasting_path(path: Any) -> Any:
+    """Return a usable path that stays what it is when the working folder is changed; what is no
+    path as it is.
+    """
+    found = usable_path(path)
+    return os.path.abspath(found) if isinstance(found, (str, os.PathLike)) and found else found
+
+
 def _with_home(text: str) -> str:
     found = os.path.expanduser(text)
     if found.startswith("~"):

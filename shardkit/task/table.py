@@ -249,6 +249,11 @@ class TableTask(Task):
         rows = self._files.rows(path, described.features, texts=texts, has_targets=has_targets)
         if isinstance(rows, RawSamples):
             return _as_model_takes(rows, described)
+        if described.encoder is not None:
+            raise ConfigurationError(
+                f"{path} holds arrays, and this run was trained on columns of a table, as they are "
+                "in .csv and .parquet; write these rows so"
+            )
         names = described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
         if found != names:

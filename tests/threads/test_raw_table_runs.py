@@ -345,8 +345,22 @@ def test_a_slip_is_named_with_its_line(folder):
     sk.run_ranks(2, refused)
 
 
+@pytest.mark.parametrize("kinds", [("t.csv", "t.npz"), ("t.npz", "t.csv")])
+def test_rows_that_are_held_out_are_of_the_same_kind(kinds, folder):
+    (folder / "t.csv").write_text("a,b\n" + "1,2\n3,4\n" * 20)
+    numpy.savez(folder / "t.npz", a=numpy.arange(40.0), b=numpy.arange(40.0))
+    paths = dict(zip(("data__path", "data__validation_path"), [str(folder / k) for k in kinds]))
+    about = {"data__features": ["a"], "data__target": ["b"], "data__rare": 10}
+    given = settings_of(folder, **about, **paths)
+    with pytest.raises(ConfigurationError, match="are of two kinds, arrays and columns"):
+        run(given)
+
+
 def test_a_file_that_does_not_fit_the_run_is_refused(folder):
-    run(settings_of(folder, **CLASSES))
+    run(settings_of(folder, data__rare=10, **CLASSES))
+    numpy.savez(folder / "t.npz", **dict.fromkeys(("city", "size", "day", "code", "shop"), [1.0]))
+    with pytest.raises(ConfigurationError, match="holds arrays, .* trained on columns of a table"):
+        predicted(folder, str(folder / "t.npz"))
     for content, words in {
         "city,size\nRome,1\n": "has no day",
         raw(9)

@@ -314,6 +314,7 @@ OTHER = {
     "a file that is not there": ("none.h5", "No such file"),
     "fewer columns": ("narrow.h5", "trained on"),
     "NaN": ("nan.h5", "row 17, column x[1]: nan"),
+    "columns of a table": ("t.csv", "t.csv has no column x[0], which this run was trained on"),
 }
 
 
@@ -323,6 +324,7 @@ def test_other_data_that_does_not_fit_is_refused_and_no_file_is_left(case, folde
     x, y = numpy.ones((20, 4)), numpy.ones((20, 1))
     with h5py.File(folder / "narrow.h5", "w") as file:
         file["x"], file["y"] = x[:, :3], y
+    (folder / "t.csv").write_text("x,y\n1,2\n")
     x[17, 1] = numpy.nan  # found when the first rows are written
     with h5py.File(folder / "nan.h5", "w") as file:
         file["x"], file["y"] = x, y
