@@ -213,7 +213,14 @@ class TableTask(Task):
 
     def open(self, folder: Path) -> None:
         path = folder / "data" / DESCRIPTION
-        self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
+        try:
+            content = read_bytes(path, MOST_TABLE_BYTES)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{path}, which says how rows become numbers, is not there; each checkpoint has a "
+                f"copy: bring {DESCRIPTION} of one of them back to {path.parent}"
+            ) from None
+        self.described = Described.from_json(content, path)
         self.loss = loss_of(self.settings.data, self.described)
         # when they are asked for: evaluation on other rows needs none of them
         self._samples = cache(partial(_opened, self._files, folder, self.described))

@@ -206,6 +206,17 @@ def die_among_predictions(folder):
     evaluated(folder, 1, output="out.h5")
 
 
+def test_a_run_without_its_scaling_says_where_a_copy_is(folder):
+    run(settings_of(folder))
+    kept = folder / "run" / "data" / "table.json"
+    kept.unlink()
+    with pytest.raises(ConfigurationError, match="each checkpoint has a copy: bring table.json"):
+        evaluated(folder, 1)
+    copy = folder / "run" / "checkpoints" / "step-00000006" / "table.json"
+    kept.write_bytes(copy.read_bytes())
+    evaluated(folder, 1)
+
+
 NO_PREDICTIONS = {  # (name, content; None: that of the rows, words)
     "the data": ("t.h5", None, "t.h5 is there and holds no predictions"),
     "a text": ("notes", b"mine", "notes is there and holds no predictions"),

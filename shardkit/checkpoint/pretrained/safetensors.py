@@ -166,6 +166,7 @@ def write_tensors(
     arrays   an iterable of NumPy arrays in the order of `shapes`; each is dropped before the next
              is asked for
     about    more that the file says of itself
+    Errors: OSError; CheckpointError on a number that its dtype cannot hold.
     """
     dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shapes, dtype)
     types = {name: _NAMES[dtypes[name]] for name in shapes}
@@ -182,12 +183,19 @@ def write_tensors(
         file.write(len(header).to_bytes(8, "little") + header)
         for (name, shape), array in zip(shapes.items(), arrays, strict=True):
             assert array.shape == shape, f"{name} is {array.shape}, announced as {shape}"
-            file.write(numpy.ascontiguousarray(_as_stored(array, types[name])).data)
+            file.write(numpy.ascontiguousarray(_as_stored(name, array, types[name])).data)
 
 
-def _as_stored(array, kind: str):
-    """Return an array as the format has it: of bfloat16 the bits."""
-    stored = _STORED_TYPES[kind]
-    if kind == "BF16":
-        return array.view(numpy.uint16).astype(stored, copy=False)
-    return array.astype(stored, copy=False)
+def _as_stored(name: str, array, kind: str):
+    """Return an array as the format has it: of bfloat16 the bits.
+
+    Errors: CheckpointError on a number that would become infinite.
+    """
+    bits = array.view(numpy.uint16) if kind == "BF16" else array
+    try:
+        with numpy.errstate(over="raise"):
+            return bits.astype(_STORED_TYPES[kind], copy=False)
+    except FloatingPointError:
+        raise CheckpointError(
+            f"{name} has numbers that {TYPE_NAMES[kind]} cannot hold; write it as {array.dtype}"
+        ) from None
