@@ -304,7 +304,43 @@ def test_a_folder_of_files_has_the_columns_that_its_folders_say(tmp_path):
     }
     assert table.row_text(4) == "part.parquet, row 1"
     write(pyarrow.table({"a": ["text"]}), tmp_path / "other.parquet")
-    with pytest.raises(ConfigurationError, match="column 'a' of .* is not as in .*same columns"):
+    with pytest.raises(
+        ConfigurationError, match="column 'a' is numbers in part.parquet, and texts"
+    ):
+        open_table(tmp_path)
+
+
+GAPS = {  # what two files have, and both together
+    "texts": ("Rome", "", ["Rome", None]),
+    "times": ("2024-01-01", "", [19723 * DAY, None]),
+    "nothing at first": ("", "Rome", [None, "Rome"]),
+    "nothing at all": ("", "", [None, None]),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_a_column_that_is_empty_in_one_file_is_what_it_is_in_the_others(case, tmp_path):
+    *cells, expected = GAPS[case]
+    for name, cell in zip("ab", cells):
+        (tmp_path / f"{name}.csv").write_text(f"c,x\n{cell},1\n")
+    (tmp_path / "names.csv").write_text("c,x\n")
+    assert columns_in(open_table(tmp_path)) == {"c": expected, "x": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize("values", [["Rome"], [None]])
+def test_a_column_of_nulls_is_what_it_is_in_the_other_files(values, tmp_path):
+    for name, cells in zip("ab", ([None], values)):
+        write(pyarrow.table({"c": pyarrow.array(cells)}), tmp_path / f"{name}.parquet")
+    assert columns_in(open_table(tmp_path)) == {"c": [None, *values]}
+
+
+@pytest.mark.parametrize("names", [("a", "a,n"), ("a,n", "a"), ("a,n", "a,m")])
+def test_files_of_other_columns_are_refused_by_name(names, tmp_path):
+    for file, head in zip("fg", names):
+        write(
+            pyarrow.table({name: [1.0] for name in head.split(",")}), tmp_path / f"{file}.parquet"
+        )
+    with pytest.raises(ConfigurationError, match="[fg].parquet has a column '[mn]', and .* none"):
         open_table(tmp_path)
 
 

@@ -118,6 +118,8 @@ class CSVGroups(RowGroups):
             self.sizes.append(table.num_rows)
             for name, column in zip(table.column_names, table.columns):
                 found[name].add(self._kind(name, column))
+        empty = [name for name, kinds in found.items() if not kinds - {None}]
+        self.empty = frozenset(empty) - {*self._kinds}
         for name, kinds in found.items():
             joined = _joined_kind(self._parts.pa, kinds - {None})
             if joined == _GROUPED and name not in self._kinds:
