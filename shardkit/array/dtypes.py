@@ -44,13 +44,18 @@ def check_real(what: str, dtype) -> None:
 
 
 def check_holds(what: str, values: numpy.ndarray, dtype) -> None:
-    """Raise ConfigurationError on a number that an integer or boolean dtype would wrap or cut."""
-    if is_floating(dtype) or dtype == values.dtype:
+    """Raise ConfigurationError on a number that this dtype does not hold: integers and booleans
+    would wrap or cut it, a float become infinite.
+    """
+    if dtype == values.dtype or is_floating(dtype) and numpy.can_cast(values.dtype, dtype):
         return
-    with numpy.errstate(invalid="ignore"):
+    with numpy.errstate(invalid="ignore", over="ignore"):
         kept = values.astype(dtype)
-    # Compared as integers: float64 holds not all of them. What wraps has another sign.
-    wrong = (kept != values) | ((kept < 0) != (values < 0))
+    if is_floating(dtype):
+        wrong = numpy.isinf(kept) & numpy.isfinite(values)
+    else:
+        # Compared as integers: float64 holds not all of them. What wraps has another sign.
+        wrong = (kept != values) | ((kept < 0) != (values < 0))
     if wrong.any():
         raise ConfigurationError(
             f"{values[wrong][0]} in {what} of {dtype}, which cannot hold it; wanted other values "

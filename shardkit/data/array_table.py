@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..files.arrays import npy_array, npz_arrays
+from ..files.paths import suffix_of
 from ..files.reading import is_plain
 from .columns import Field
 from .mapped import FileMap, MappedRows
@@ -21,7 +22,7 @@ class ArrayTable(NumberTable):
 
     def __init__(self, path: Path):
         self._file = FileMap(path)
-        arrays = npz_arrays(path) if path.suffix == ".npz" else {"array": npy_array(path)}
+        arrays = npz_arrays(path) if suffix_of(path) == ".npz" else {"array": npy_array(path)}
         fields, self._rows = {}, {}
         for name, array in arrays.items():
             shape, dtype = array.shape, array.dtype

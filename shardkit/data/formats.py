@@ -11,6 +11,7 @@
 A format is one class here and its name in settings.FORMATS.
 """
 
+import re
 import struct
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy
 from ..arguments import nearest
 from ..errors import CorpusError
 from ..files.arrays import StoredArray, npy_array, npz_arrays
+from ..files.paths import suffix_of
 from ..files.reading import bytes_of, is_plain, loaded, opened, read_bytes, size_of
 from ..public import LateModule
 from .segments import Segment
@@ -143,8 +145,8 @@ class _NPZ(TokenFormat):
 
 def _npz_parts(path: Path) -> tuple[Path, str]:
     """Return FILE.npz and NAME of FILE.npz:NAME; the name is "" where there is none."""
-    file, suffix, name = str(path).partition(".npz")
-    return Path(file + suffix), name.removeprefix(":")
+    found = _IN_ARCHIVE.fullmatch(str(path))
+    return (Path(found[1]), found[2]) if found else (path, "")
 
 
 def _check_tokens(what, array: StoredArray) -> None:
@@ -180,6 +182,7 @@ class _Megatron(TokenFormat):
         return numpy.append(begins, end)
 
 
+_IN_ARCHIVE = re.compile(r"(.*?\.npz):(.*)", re.IGNORECASE | re.DOTALL)
 _READERS: dict[str, TokenFormat] = {
     "text": _Text(),
     "tokens": _Tokens(),
@@ -200,7 +203,7 @@ def format_of(path: Path, settings: TextData) -> str:
 
     Errors: CorpusError if there is no such path, or it holds something else.
     """
-    is_archive = path.suffix.partition(":")[0] == ".npz"
+    is_archive = suffix_of(path).partition(":")[0] == ".npz"
     whole = _npz_parts(path)[0] if is_archive else path
     if not whole.exists() and not _megatron_pair(path)[1].exists():
         raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
@@ -215,11 +218,11 @@ def format_of(path: Path, settings: TextData) -> str:
         return "text"
     if _megatron_pair(path)[1].exists():
         return "megatron"
-    if path.suffix == ".npy":
+    if suffix_of(path) == ".npy":
         return "npy"
     if is_archive:
         return "npz"
-    if path.suffix == ".bin" and (settings.token_dtype or _nanogpt_meta(path) is not None):
+    if suffix_of(path) == ".bin" and (settings.token_dtype or _nanogpt_meta(path) is not None):
         return "nanogpt"
     return "tokens" if is_token_file(path) else "text"
 

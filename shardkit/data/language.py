@@ -19,6 +19,7 @@ import numpy
 
 from ..arguments import is_number
 from ..errors import CorpusError
+from ..files.paths import suffix_of
 from ..files.reading import is_plain, read_json, understood, wanted, wanted_count
 from ..files.writing import write_whole
 from .contents import parsed_stamp, stamp_of
@@ -120,7 +121,7 @@ class LanguageData:
 
         Errors: CorpusError on what cannot be read, or tokens of another tokenizer; OSError.
         """
-        is_binary = Path(path).suffix == ".bin"
+        is_binary = suffix_of(Path(path)) == ".bin"
         settings = TextData(
             path=(path,), token_dtype=self._settings.token_dtype if is_binary else None
         )

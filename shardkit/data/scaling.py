@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from ..errors import ConfigurationError
 from ..layout.part import Rows, each_part
 
 # Of a table: sums of squares of any number of rows stay within float64, in which it is compared.
@@ -67,15 +68,27 @@ class Scaling:
         return self
 
     def scaled(self, values: Any) -> Any:
-        """Return an array or a slab scaled: float32."""
+        """Return an array or a slab scaled: float32. Errors: ConfigurationError."""
         scaling = self.of(values)
-        return each_part(lambda array: scaling.apply(array).astype(numpy.float32), values)
+        return each_part(lambda array: narrowed(scaling, array), values)
 
     def _along(self, ndim: int):
         """Return center and scale in a form that spreads over values of so many dims."""
         shape = [1] * ndim
         shape[self.axis] = -1
         return self.center.reshape(shape), self.scale.reshape(shape)
+
+
+def narrowed(scaling: Scaling, values) -> numpy.ndarray:
+    """Return values scaled, as float32. Errors: ConfigurationError if one would be infinite."""
+    try:
+        with numpy.errstate(over="raise"):
+            return scaling.apply(values).astype(numpy.float32)
+    except FloatingPointError:
+        raise ConfigurationError(
+            f"{values.flat[numpy.abs(values).argmax()]:.6g} of a table is so far from the values "
+            "in training that float32 cannot hold it, scaled; is it a mark for nothing?"
+        ) from None
 
 
 def in_columns(values, axis: int) -> numpy.ndarray:

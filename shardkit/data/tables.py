@@ -15,6 +15,7 @@ import numpy
 
 from ..array import kernels
 from ..errors import ConfigurationError, InputError
+from ..files.paths import suffix_of
 from ..files.reading import first_twin, size_of
 from ..layout.part import Rows, SamplePart
 from .array_table import ArrayTable
@@ -24,7 +25,7 @@ from .hdf5_table import HDF5Table
 from .raw.csv import CSVGroups
 from .raw.encodings import ColumnEncoder
 from .raw.frames import frame_of
-from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, files_below, keys_of
+from .raw.groups import ArrowGroups, FrameGroups, JoinedGroups, RowGroups, keys_of, rows_below
 from .raw.samples import EncodedRows
 from .samples import Samples
 from .scaling import LARGEST_NUMBER
@@ -63,7 +64,7 @@ def _opened(path: Path, dialect: dict) -> Table:
         return GroupedTable(path, _joined(path, dialect))
     if not size_of(path):
         raise InputError(f"{path} is empty; wanted rows of numbers", path)
-    kind: Any = KINDS.get(path.suffix.lower())
+    kind: Any = KINDS.get(suffix_of(path))
     frame = frame_of(path) if kind is HDF5Table else None
     if frame is not None:
         return GroupedTable(path, FrameGroups(frame, (path,)))
@@ -85,7 +86,7 @@ def _groups(path: Path, dialect: dict) -> RowGroups:
 def files_of(path) -> list[Path]:
     """Return the files of a table: itself, or those of a folder. Errors: InputError."""
     path = Path(path)
-    return files_below(path, (*_ARROW, *_CSV)) if path.is_dir() else [path]
+    return rows_below(path, (*_ARROW, *_CSV)) if path.is_dir() else [path]
 
 
 def _joined(folder: Path, dialect: dict) -> RowGroups:

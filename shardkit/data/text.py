@@ -5,11 +5,26 @@ import sysconfig
 from pathlib import Path
 
 from ..errors import CorpusError
+from ..files.folders import files_below
+from ..files.paths import suffix_of
 from ..files.reading import bytes_of, opened, size_of
 from .segments import Segment
 
 VOCABULARY_SIZE = 256  # a token is a byte
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_UTF_16 = "it is UTF-16, which iconv -t UTF-8 converts"
+_PACKED = "it is compressed; unpack it, or let `shardkit prepare` do so: .gz, .bz2 or .xz"
+_HEADS = {  # of files that are no text, though they may have no NUL byte
+    b"\x89HDF\r\n\x1a\n": "it is an HDF5 file",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+    b"\x1f\x8b": _PACKED,
+    b"BZh": _PACKED,
+    b"\xfd7zXZ": _PACKED,
+    b"\x28\xb5\x2f\xfd": _PACKED,
+    b"PK\x03\x04": "it is a zip archive, or a file of an office program; unpack it, or export text",
+    b"%PDF-": "it is a PDF; pdftotext converts it",
+    b"PAR1": "it is Parquet, which `shardkit prepare` reads if it is named .parquet",
+}
 HEAD_BYTES = 1024  # that tell a file of another kind from text
 _CHECKED_BYTES = 1 << 20  # at the beginning of a file
 # encodings: a hundred tables, most of them nearly copies of each other
@@ -44,14 +59,16 @@ def _library_files() -> list[Path]:
 
 
 def _texts_under(folder: Path) -> list[Path]:
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    texts = [path for path in found if not is_hidden(path, folder) and not has_nul(path)]
+    below = sorted(files_below(folder, error=CorpusError))
+    found = [path for path in below if path.is_file()]
+    seen = [path for path in found if not is_hidden(path, folder)]
+    texts = [path for path in seen if is_text_head(first_bytes(path))]
     if not texts:
         were = "s were" if len(found) > 1 else " was"
-        passed = f"{len(found)} file{were} passed over, which are hidden or hold NUL bytes, as no "
+        passed = f"{len(found)} file{were} passed over, which are hidden or of another kind"
         raise CorpusError(
-            f"no text in {folder}: {passed + 'text does' if found else 'it is empty'}; data.path "
-            "must name text files"
+            f"no text in {folder}: {passed if found else 'it is empty'}; data.path must name text "
+            "files"
         )
     return texts
 
@@ -61,31 +78,37 @@ def is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def has_nul(path: Path) -> bool:
-    """Return True if there is a NUL byte near the beginning of the file, as no text has."""
+def first_bytes(path: Path) -> bytes:
+    """Return the bytes that tell a file of another kind from text."""
     with opened(path, error=CorpusError) as file:
-        return b"\0" in file.read(HEAD_BYTES)
+        return file.read(HEAD_BYTES)
+
+
+def is_text_head(head: bytes) -> bool:
+    """Return False for the first bytes of a file of another kind, or a NUL byte among them."""
+    return b"\0" not in head and not head.startswith((*_HEADS,))
 
 
 def _check_text(path: Path, head: bytes) -> None:
     """Raise CorpusError if a file that begins with these bytes is no text; it says what it is."""
-    if head.startswith(_HDF5_SIGNATURE):
-        kind = "it is an HDF5 file"
-    elif b"\0" not in head:
-        return
-    elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        kind = "it is UTF-16, which iconv -t UTF-8 converts"
-    elif path.suffix == ".bin":
-        kind = (
+    if not is_text_head(head):
+        raise CorpusError(
+            f"data.path {path} is no text: {kind_of(path, head)}. The language task learns the "
+            "bytes of text files, and token files; for rows of numbers there is --task table"
+        )
+
+
+def kind_of(path: Path, head: bytes) -> str:
+    """Return in words what a file is that is no text, and begins with these bytes."""
+    for begin, kind in _HEADS.items():
+        if head.startswith(begin):
+            return kind
+    if suffix_of(path) == ".bin":
+        return (
             "it holds NUL bytes, like the token numbers that nanoGPT writes, of which "
             "data.token_dtype must say whether they are uint16 or uint32"
         )
-    else:
-        kind = "it holds NUL bytes"
-    raise CorpusError(
-        f"data.path {path} is no text: {kind}. The language task learns the bytes of text files, "
-        "and token files; for rows of numbers there is --task table"
-    )
+    return "it holds NUL bytes"
 
 
 def text_segments(paths, maximum_bytes: int | None = None) -> list[Segment]:

@@ -27,7 +27,7 @@ from ..comm.mpi.backend import MPICommunicationBackend
 from ..comm.same import alike, facts_of
 from ..errors import ConfigurationError, ShardingError, StopVoted
 from ..files.notes import settle_output
-from ..files.paths import usable_path
+from ..files.paths import lasting_path, usable_path
 from ..refusal import check_made, check_usable
 from ..task.task import Task
 from ..train.agreement import SAME_SETTINGS, facts_of_place
@@ -96,7 +96,7 @@ class Ensemble:
         self._backend = backend
         self._trials: tuple[Trial, ...] = ()
         self._is_complete = False
-        options |= {"folder": folder, "groups": groups}
+        options |= {"folder": lasting_path(folder), "groups": groups}
         num_ranks = None if backend is None else backend.world_size
         check_made(self, lambda: self._configure(make, settings, options), num_ranks)
 

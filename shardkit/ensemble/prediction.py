@@ -16,7 +16,7 @@ from ..comm.failure.agreement import by_first, collectively
 from ..data.hdf5 import lay_out
 from ..errors import ShardingError
 from ..files.removing import remove_file
-from ..train.prediction import check_output, named_when_whole, write_all
+from ..train.prediction import TRIALS, check_output, named_when_whole, write_all
 from ..train.prediction import predict as predict_of_run
 from .record import arrays_of, trial_folder
 
@@ -68,7 +68,7 @@ def _combine(backend, paths: list[Path], output: Path) -> None:
     with collectively(backend):
         of_trials = [arrays_of(path) for path in paths]
         layout = _layout(of_trials)
-    about = {"trials": len(paths)}
+    about = {TRIALS: len(paths)}
     with named_when_whole(backend, output) as temporary:
         places = by_first(backend, lambda: lay_out(temporary, layout, about))
         with collectively(backend):

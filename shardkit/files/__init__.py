@@ -2,6 +2,7 @@
 
 reading.py         what somebody else wrote: checked before it is believed
 arrays.py          the same for the files of NumPy
+folders.py         all that lies below a folder
 writing.py         a file is written whole under another name, and never through a link
 notes.py           lines and small files beside the work: they wait where a disk is full
 mapping.py         memory of a file that is written: its blocks exist first

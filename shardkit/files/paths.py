@@ -31,6 +31,19 @@ def usable_path(path: Any) -> Any:
     return Path(found) if isinstance(path, os.PathLike) else found
 
 
+def suffix_of(path: Path) -> str:
+    """Return what the name of a file ends in, in lower case: .csv of TABLE.CSV."""
+    return path.suffix.lower()
+
+
+def lasting_path(path: Any) -> Any:
+    """Return a usable path that stays what it is when the working folder is changed; what is no
+    path as it is.
+    """
+    found = usable_path(path)
+    return os.path.abspath(found) if isinstance(found, (str, os.PathLike)) and found else found
+
+
 def _with_home(text: str) -> str:
     found = os.path.expanduser(text)
     if found.startswith("~"):

@@ -14,19 +14,17 @@ A module owns no arrays and no machinery: its members are its attributes, and ev
 follows from walking them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-import numpy
-
 from ..annotations import FilePath, Shape, Tree
-from ..array.backend import is_device_array, plain_array, to_host
+from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from ..habits import named_here
 from ..public import GivenBy
 from ..tree import is_tree, map_tree, structure
-from .autograd import Tensor, array_of, is_numbers, no_grad
+from .autograd import Tensor, is_numbers, no_grad
 from .buffer import Buffer
 from .context import (
     ForwardContext,
@@ -42,6 +40,7 @@ from .kept import MAKING, making_of
 from .looks import look_of
 from .parameter import Parameter, fitting
 from .recorded import arguments_of, record, recorded
+from .states import are_equal, array_in_state, check_names, given_state
 from .trees import arrays_of, as_tensors, entering, given_arrays, given_tensors
 
 _Output = TypeVar("_Output", covariant=True)
@@ -257,16 +256,19 @@ class Module:
         Raises
         ------
         CheckpointError
-            On missing or unknown names (if strict), or names of one parameter with other values.
+            On missing or unknown names (if strict), if no name is shared, or on names of one
+            parameter with other values.
         ShapeError
             On another shape, or what are no real numbers.
         ConfigurationError
-            On values that the integers of a buffer do not hold.
+            On values that the dtype of a parameter or buffer does not hold: they would become
+            infinite, or wrap.
+        TypeError
+            If it is no dict.
         """
         kept = _kept_by(self)
-        state = _by_first_names(self, state)
-        if strict:
-            _check_names(type(self).__name__, kept, state)
+        state = _by_first_names(self, given_state(state))
+        check_names(type(self).__name__, kept, state, strict=strict)
         shared = [name for name in kept if name in state]
         values = [_fitting(name, kept[name], state[name]) for name in shared]
         for name, array in zip(shared, values):
@@ -525,19 +527,7 @@ def _contained(value):
                 left.append(element)
 
 
-def _check_names(model_name, parameters, state):
-    """Raise CheckpointError unless both name the same things."""
-    missing = [n for n in parameters if n not in state]
-    unknown = [n for n in state if n not in parameters]
-    if missing or unknown:
-        raise CheckpointError(
-            f"the state does not fit {model_name}: {len(missing)} names missing {_some(missing)}, "
-            f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the "
-            f"{len(parameters) - len(missing)} they share"
-        )
-
-
-def _by_first_names(module: Module, state: dict) -> dict:
+def _by_first_names(module: Module, state: Mapping) -> dict:
     """Return a state with each parameter and buffer under its first name alone.
 
     Errors: CheckpointError if it has other values under another name of the same.
@@ -546,7 +536,7 @@ def _by_first_names(module: Module, state: dict) -> dict:
     found: dict[str, Any] = {}
     for name, values in state.items():
         first = first_names.get(name, name)
-        if first in found and not _are_equal(found[first], values):
+        if first in found and not _are_same(name, found[first], values):
             raise CheckpointError(
                 f"{name} differs from another tensor of the state, but both are {first} in this "
                 f"{type(module).__name__}"
@@ -576,27 +566,13 @@ def _paths_below(
             yield from _paths_below(member, f"{path}{name}.", above)
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    one, other = _array_in_state(one), _array_in_state(other)
-    return numpy.array_equal(to_host(one), to_host(other), equal_nan=True)
-
-
-def _array_in_state(values: Any) -> Any:
-    """Return what a state holds as an array: of parameters of PyTorch their values, whose bfloat16
-    NumPy cannot read, as float32.
-    """
-    values = array_of(values)
-    if is_device_array(values):
-        return values
-    if hasattr(values, "detach"):
-        values = values.detach()
-        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
-    return plain_array(values)
+def _are_same(name: str, one: Any, other: Any) -> bool:
+    return are_equal(array_in_state(name, one), array_in_state(name, other))
 
 
 def _fitting(name: str, member: "Parameter | Buffer", values: Any) -> Any:
     """Return what a state holds as an array for this parameter or buffer. Errors: ShapeError."""
-    array = _array_in_state(values)
+    array = array_in_state(name, values)
     if array.shape != member.shape:
         what = "buffer" if isinstance(member, Buffer) else "parameter"
         raise ShapeError(
@@ -604,11 +580,6 @@ def _fitting(name: str, member: "Parameter | Buffer", values: Any) -> Any:
             "a model of other sizes?"
         )
     return fitting(member, array)
-
-
-def _some(names):
-    """Return the first three names, as text."""
-    return f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
 
 
 class ModuleList(Module):

@@ -456,7 +456,7 @@ def fitting(tensor, values):
     """Return values that a parameter or buffer may be set to, as an array of the host or a GPU.
 
     Errors: ShapeError on another shape, or on no real numbers; ConfigurationError on numbers that
-    its integers do not hold.
+    its dtype does not hold.
     """
     values = array_of(values)
     if numpy.shape(values) != tensor.shape:
@@ -466,7 +466,7 @@ def fitting(tensor, values):
         )
     values = values if is_device_array(values) else plain_array(values, called(tensor))
     check_real(f"what {called(tensor)} is set to", values.dtype)
-    if not is_floating(tensor.dtype):
+    if values.dtype != tensor.dtype:
         check_holds(called(tensor), to_host(values), tensor.dtype)
     return values
 

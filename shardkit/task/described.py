@@ -13,7 +13,7 @@ import numpy
 from ..annotations import FilePath
 from ..data.raw.encodings import Classes, ColumnEncoder, Numbers, columns_of, from_json, to_json
 from ..data.samples import Samples, SamplesOf
-from ..data.scaling import Scaling
+from ..data.scaling import Scaling, narrowed
 from ..data.tables import MOST_CLASSES
 from ..errors import InputError
 from ..files.reading import parsed_json, understood, wanted, wanted_count
@@ -164,5 +164,5 @@ class Scaled(SamplesOf):
         if self._described.y_shape:
             return x, self._described.y.scaled(y)
         targets = len(self._described.target_names)
-        scaled = self._described.y.apply(y[:, :targets])
+        scaled = narrowed(self._described.y, y[:, :targets])
         return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)

@@ -213,7 +213,14 @@ class TableTask(Task):
 
     def open(self, folder: Path) -> None:
         path = folder / "data" / DESCRIPTION
-        self.described = Described.from_json(read_bytes(path, MOST_TABLE_BYTES), path)
+        try:
+            content = read_bytes(path, MOST_TABLE_BYTES)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{path}, which says how rows become numbers, is not there; each checkpoint has a "
+                f"copy: bring {DESCRIPTION} of one of them back to {path.parent}"
+            ) from None
+        self.described = Described.from_json(content, path)
         self.loss = loss_of(self.settings.data, self.described)
         # when they are asked for: evaluation on other rows needs none of them
         self._samples = cache(partial(_opened, self._files, folder, self.described))
@@ -245,10 +252,15 @@ class TableTask(Task):
 
     def samples_of(self, path: FilePath, *, has_targets: bool = True) -> Samples:
         described = self.described
-        texts = [each.name for each in described.columns.features if each.kind == "categories"]
+        texts = described.columns.texts
         rows = self._files.rows(path, described.features, texts=texts, has_targets=has_targets)
         if isinstance(rows, RawSamples):
             return _as_model_takes(rows, described)
+        if described.encoder is not None:
+            raise ConfigurationError(
+                f"{path} holds arrays, and this run was trained on columns of a table, as they are "
+                "in .csv and .parquet; write these rows so"
+            )
         names = described.feature_names
         found = self.rows.form(rows, self.settings.data).x_names
         if found != names:

@@ -225,7 +225,13 @@ class TableFiles:
         if data.validation_path is not None:
             features = tuple(part.spec for part in rows.features)
             texts = [name for name, field in rows.table.fields.items() if field.is_text]
-            return rows, self.rows(data.validation_path, features, texts=texts, contents=contents)
+            held = self.rows(data.validation_path, features, texts=texts, contents=contents)
+            if type(held) is not type(rows):
+                raise ConfigurationError(
+                    f"{data.validation_path} and {data.place} are of two kinds, arrays and columns "
+                    "of a table; write both as one, .csv or .h5 say"
+                )
+            return rows, held
         training, validation = (Selected(rows, part) for part in self._ranges(rows))
         return training, validation
 

@@ -21,6 +21,7 @@ NAMES = {
         "Categories Classes ColumnEncoder Numbers Times as_names from_json time_parts to_json"
     ),
     "raw.findings": "ColumnFindings Fitting classes",
+    "raw.rows": "has_open_quote row_ends",
     "prepare.inputs": "cut_into_blocks find_inputs",
     "prepare.job": "Preparation prepare_tokens",
     "prepare.parts": "PartsFolder",

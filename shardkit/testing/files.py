@@ -4,6 +4,7 @@ from . import open_door
 
 ROOM = "shardkit.files"
 NAMES = {
+    "folders": "files_below",
     "arrays": "npy_array npz_arrays",
     "claims": "claimed",
     "notes": "MOST_BYTES Notes Screen read_note settle_output tell",

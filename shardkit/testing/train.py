@@ -13,7 +13,7 @@ NAMES = {
     "log": "duration_text read_metrics seconds_text",
     "loop": "prepare_run",
     "model": "make_model",
-    "prediction": "predict",
+    "prediction": "check_output predict",
     "ranks": "bits_text check_batch",
     "resuming": "changes schedule_line told_settings",
     "saves": "CheckpointNews",

@@ -21,7 +21,9 @@ from ..checkpoint.format.files import sync
 from ..comm.failure.agreement import by_first, collectively
 from ..data import hdf5
 from ..data.samples import Samples
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, FileError
+from ..files.paths import suffix_of
+from ..files.reading import size_of
 from ..files.removing import remove_file
 from ..files.writing import fresh_file, give_name
 from ..layout.axes import Held, alike
@@ -32,13 +34,40 @@ from ..task.task import Task
 from ..tree import num_samples
 from .evaluation import SampleWindow, TrainedRun
 
+_OTHER_KINDS = ".csv .tsv .txt .json .parquet .arrow .feather .npy .npz .xlsx .gz .zip".split()
+_SAID = "task", "step"  # attributes of a file of predictions; of one of trials:
+TRIALS = "trials"
+
 
 def check_output(path: Path) -> None:
-    """Raise ConfigurationError if predictions cannot be written to this file."""
+    """Raise ConfigurationError if predictions cannot be written to this file, or would replace what
+    is no file of predictions, such as the data.
+    """
     if path.is_dir():
         raise ConfigurationError(f"--output {path} is a folder; wanted the name of an HDF5 file")
     if not path.parent.is_dir():
         raise ConfigurationError(f"--output {path}: there is no folder {path.parent}; make it")
+    if suffix_of(path) in _OTHER_KINDS:
+        raise ConfigurationError(
+            f"--output {path}: predictions are written as HDF5; give a name such as "
+            f"{path.with_suffix('.h5').name}"
+        )
+    if path.is_file() and not path.is_symlink() and not _is_of_predictions(path):
+        raise ConfigurationError(
+            f"--output {path} is there and holds no predictions, which alone are replaced; choose "
+            "another name, or move it away"
+        )
+
+
+def _is_of_predictions(path: Path) -> bool:
+    """Return True for an empty file, and for one that predictions were written to."""
+    try:
+        if not size_of(path):
+            return True
+        with hdf5.open_to_read(path) as file:
+            return TRIALS in file.attrs or all(name in file.attrs for name in _SAID)
+    except (OSError, FileError):
+        return False
 
 
 def predict(run: TrainedRun, samples: Samples, output: Path) -> dict[str, tuple[int, ...]]:
@@ -132,7 +161,7 @@ class _Writer:
         self._is_writer = where.is_first(tuple(same))
         self.shapes = {name: (rows, *values.shape[1:]) for name, values in outputs.items()}
         layout = {name: (self.shapes[name], values.dtype) for name, values in outputs.items()}
-        about = {"task": type(run.task).__name__, "step": run.step}
+        about = dict(zip(_SAID, (type(run.task).__name__, run.step)))
         self._offsets = by_first(run.backend, lambda: hdf5.lay_out(path, layout, about))
         with collectively(run.backend):
             self._file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW) if self._is_writer else None

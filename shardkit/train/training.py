@@ -27,7 +27,7 @@ from ..comm.same import alike, check_same, facts_of
 from ..data.raw.groups import is_frame
 from ..errors import ConfigurationError, ShardingError, ShardkitError, StopVoted
 from ..files.notes import settle_output
-from ..files.paths import usable_path
+from ..files.paths import lasting_path, usable_path
 from ..nn.module import Module
 from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
@@ -87,7 +87,7 @@ class Training:
         callbacks: Iterable[Callback] = (),
         backend: CommunicationBackend | None = None,
     ) -> None:
-        self._given = {"run.folder": os.fspath(folder), "run.task": SCRIPT, **(settings or {})}
+        self._given = {"run.folder": lasting_path(folder), "run.task": SCRIPT, **(settings or {})}
         self._callbacks = tuple(callbacks)
         self._backend = backend
         self._run: TrainingRun | None = None

@@ -94,6 +94,8 @@ def refusals(folder):
     for change, message in [
         ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
         ({"use_dora": True}, "use_dora = True"),
+        ({"layer_replication": [[0, 2]]}, r"layer_replication = \[\[0, 2\]\]"),
+        ({"kind_of_tomorrow": {"alpha": 1}}, "kind_of_tomorrow = .* not computed"),
         ({"bias": "all"}, "bias = 'all'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"lora_alpha": None}, "lora_alpha = None"),

@@ -184,6 +184,10 @@ NO_TEXT = {
     "data.h5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "it is an HDF5 file"),
     "late.txt": (b"a" * 5000 + b"\0", "it holds NUL bytes"),
     "wide.txt": ("text".encode("utf-16"), "it is UTF-16"),
+    "wide without zeros.txt": ("\u6587\u672c".encode("utf-16"), "it is UTF-16"),
+    "small.bz2": (b"BZh91AY&SY", "it is compressed; .*shardkit prepare"),
+    "small.zst": (b"\x28\xb5\x2f\xfd text", "it is compressed"),
+    "book.pdf": (b"%PDF-1.4\n%text", "it is a PDF; pdftotext"),
 }
 
 

@@ -374,6 +374,62 @@ def test_a_state_that_is_wrong_in_its_last_value_changes_nothing(name, values, e
     assert all(numpy.array_equal(each, before[name]) for name, each in module.state_dict().items())
 
 
+class Wrapped(Module):
+    """A model of a user inside of another, which has names of two parts."""
+
+    def __init__(self):
+        self.tree = Tree()
+
+
+ELSEWHERE = {  # what files of others hold: (made of a state, what is said)
+    "DataParallel": (lambda s: {f"module.{n}": v for n, v in s.items()}, "behind 'module.'"),
+    "compile": (lambda s: {f"_orig_mod.{n}": v for n, v in s.items()}, "behind '_orig_mod.'"),
+    "a wrapper": (lambda s: {n.removeprefix("tree."): v for n, v in s.items()}, "without 'tree.'"),
+    "a checkpoint": (lambda s: {"epoch": 3, "state_dict": s}, r"pass state\['state_dict'\]"),
+    "of another model": (lambda s: {"other": numpy.ones(1)}, r"1 unknown \(other\)$"),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_state_whose_names_are_elsewhere_is_refused_and_told_where(case, strict):
+    change, words = ELSEWHERE[case]
+    module = Wrapped().finish(1)
+    before, state = module.state_dict(), Wrapped().finish(2).state_dict()
+    with pytest.raises(CheckpointError, match=words):
+        module.load_state_dict(change(state), strict=strict)
+    assert all(numpy.array_equal(each, before[name]) for name, each in module.state_dict().items())
+
+
+def test_what_is_no_state_is_refused_with_what_to_pass():
+    for given, words in ((Tree(), "got Tree: pass its state_dict"), ("x.pt", "torch.load")):
+        with pytest.raises(TypeError, match=words):
+            Tree().load_state_dict(given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_finite_number_does_not_become_infinite(dtype):
+    given = parameter(dtype=dtype)
+    with pytest.raises(ConfigurationError, match=f"e.300 in .* of {dtype}, which cannot hold it"):
+        given.array = numpy.full((2, 3), -1e300)
+    given.array = numpy.full((2, 3), -numpy.inf)
+    assert numpy.isinf(given.array).all()
+
+
+@pytest.mark.parametrize("kind", ["sparse", "float8", "meta"])
+def test_a_tensor_that_numpy_cannot_read_is_named(kind):
+    torch = pytest.importorskip("torch")
+    make = {
+        "sparse": torch.Tensor.to_sparse,
+        "float8": lambda tensor: tensor.to(torch.float8_e4m3fn),
+        "meta": lambda tensor: tensor.to("meta"),
+    }[kind]
+    tree = Tree().finish(1)
+    state = {**tree.state_dict(), "scale": make(torch.ones(3))}
+    with pytest.raises(ShapeError, match="scale of the state .* NumPy cannot read .*to_dense"):
+        tree.load_state_dict(state)
+
+
 @pytest.mark.parametrize("values", [300.5, 2**40, -(2**40), numpy.nan, numpy.uint64(2**63)])
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
 def test_a_buffer_is_not_set_to_what_its_dtype_does_not_hold(values, dtype):

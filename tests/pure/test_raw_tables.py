@@ -16,12 +16,15 @@ from shardkit.testing.data import (
     ColumnFindings,
     Fitting,
     Numbers,
+    Scaling,
     Times,
     as_names,
     classes,
     csv,
     from_json,
+    has_open_quote,
     open_table,
+    row_ends,
     time_parts,
     to_json,
 )
@@ -301,7 +304,43 @@ def test_a_folder_of_files_has_the_columns_that_its_folders_say(tmp_path):
     }
     assert table.row_text(4) == "part.parquet, row 1"
     write(pyarrow.table({"a": ["text"]}), tmp_path / "other.parquet")
-    with pytest.raises(ConfigurationError, match="column 'a' of .* is not as in .*same columns"):
+    with pytest.raises(
+        ConfigurationError, match="column 'a' is numbers in part.parquet, and texts"
+    ):
+        open_table(tmp_path)
+
+
+GAPS = {  # what two files have, and both together
+    "texts": ("Rome", "", ["Rome", None]),
+    "times": ("2024-01-01", "", [19723 * DAY, None]),
+    "nothing at first": ("", "Rome", [None, "Rome"]),
+    "nothing at all": ("", "", [None, None]),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_a_column_that_is_empty_in_one_file_is_what_it_is_in_the_others(case, tmp_path):
+    *cells, expected = GAPS[case]
+    for name, cell in zip("ab", cells):
+        (tmp_path / f"{name}.csv").write_text(f"c,x\n{cell},1\n")
+    (tmp_path / "names.csv").write_text("c,x\n")
+    assert columns_in(open_table(tmp_path)) == {"c": expected, "x": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize("values", [["Rome"], [None]])
+def test_a_column_of_nulls_is_what_it_is_in_the_other_files(values, tmp_path):
+    for name, cells in zip("ab", ([None], values)):
+        write(pyarrow.table({"c": pyarrow.array(cells)}), tmp_path / f"{name}.parquet")
+    assert columns_in(open_table(tmp_path)) == {"c": [None, *values]}
+
+
+@pytest.mark.parametrize("names", [("a", "a,n"), ("a,n", "a"), ("a,n", "a,m")])
+def test_files_of_other_columns_are_refused_by_name(names, tmp_path):
+    for file, head in zip("fg", names):
+        write(
+            pyarrow.table({name: [1.0] for name in head.split(",")}), tmp_path / f"{file}.parquet"
+        )
+    with pytest.raises(ConfigurationError, match="[fg].parquet has a column '[mn]', and .* none"):
         open_table(tmp_path)
 
 
@@ -375,6 +414,22 @@ WRONG = {
     "lines of old": ("a,b\r1,2\r", {}, r"lines end in \\r alone"),
     "years of two digits": ("a,b\n31.12.24,1\n", {}, "column a: dates of years below 100"),
     "a ragged line behind a text of two": ('a,b\n"x\ny",2\n3\n', {}, "line 4: 1 cells, but 2"),
+    "an open quote behind an inch": (
+        'a,b\n5" pipe,x\n1,"y\n2,z\n',
+        {},
+        "line 3: a quote that nothing closes",
+    ),
+    "lines that were written twice for Windows": (
+        b"a,b\r\r\n1,2\r\r\n",
+        {},
+        r"lines end in \\r\\r\\n, .* newline=''",
+    ),
+    "an empty line behind a \\r": (b"a,b\n1,2\n3,4\r\r\n5,6\n", {}, "line 3 is empty"),
+    "commas that may be either, far below": (
+        "a;b\n" + "5;1\n" * 20000 + "1,250;2\n2,500;2\n",
+        {},
+        "column a: its numbers have another decimal sign than '.'; give data.decimal",
+    ),
 }
 
 
@@ -414,6 +469,44 @@ def test_a_line_of_names_may_be_long_and_a_text_have_an_inch_or_a_line_of_unicod
     table = open_table(tmp_path / "t.csv")
     assert [*table.fields] == names and table.begins[-1] == 1
     assert [plain(table.group(0, names[:2])[name])[0] for name in names[:2]] == cells[:2]
+
+
+@pytest.mark.parametrize("head", ['size 5",b', 'size,"b ""x"""', '5","6"'])
+def test_an_inch_among_the_names_takes_no_rows(head, tmp_path):
+    (tmp_path / "t.csv").write_text(f'{head}\n1,a\n2,7" x\n3,c\n4,"d\ne"\n')
+    table = open_table(tmp_path / "t.csv")
+    first, second = columns_in(table).values()
+    assert first == [1, 2, 3, 4] and second == ["a", '7" x', "c", "d\ne"]
+    assert [table.row_text(row) for row in range(4)] == [f"line {line}" for line in range(2, 6)]
+
+
+def plain_rows(content):
+    """The ends of rows, and whether a quote is open, a character after the other."""
+    ends, state, place = [], "begin", 0
+    while place < len(content):
+        character, after = content[place : place + 1], content[place + 1 : place + 2]
+        if state == "quoted":
+            is_twin = character == after == b'"'
+            state = "cell" if character == b'"' and not is_twin else state
+            place += is_twin
+        elif character == b'"' and state == "begin":
+            state = "quoted"
+        elif character == b"\n" or character == b"\r" and after not in (b"\n", b""):
+            ends.append(place + 1)
+            state = "begin"
+        elif character != b"\r":
+            state = "begin" if character == b"," else "cell"
+        place += 1
+    return ends, state == "quoted"
+
+
+def test_rows_end_where_a_reader_of_single_characters_finds_them():
+    random = numpy.random.default_rng(0)
+    letters = numpy.frombuffer(b'""",,\n\rab', numpy.uint8)
+    for length in random.integers(0, 14, 2000):
+        content = random.choice(letters, length).tobytes()
+        found = row_ends(content, ",").tolist(), has_open_quote(content, ",")
+        assert found == plain_rows(content), content
 
 
 def test_what_is_said_of_a_dialect_is_taken(tmp_path):
@@ -477,6 +570,18 @@ def test_skewed_numbers_are_scaled_by_ranks_and_come_back():
     both_sides = fitted(numpy.concatenate([-values[:40], values]))[0]
     assert both_sides.knots and fitted(values)[0].log_from == 0.0
     assert fitted(values)[0].scaled(numpy.array([-1.0, 0.0])).tolist() == [-10.0, -10.0]
+
+
+@pytest.mark.parametrize("value", [1e60, -1e140])
+def test_a_number_that_would_be_infinite_is_refused_with_its_place(value):
+    column = numpy.array([1.0, NAN, value])
+    encoder = ColumnEncoder((Numbers("a", has_flag=True),), (Numbers("b"),))
+    with pytest.raises(ConfigurationError, match="row 2, column a: a number so far"):
+        encoder.x({"a": column}, lambda row: f"row {row}")
+    with pytest.raises(ConfigurationError, match="row 0, column b: a number so far"):
+        encoder.y({"b": column[2:]}, lambda row: f"row {row}")
+    with pytest.raises(ConfigurationError, match="is so far from the values in training"):
+        Scaling.none(1).scaled(column[:, None])
 
 
 def test_skewed_targets_are_scaled_by_logarithms():

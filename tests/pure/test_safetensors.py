@@ -38,6 +38,30 @@ def test_values_of_another_byte_order_and_stride_are_written_the_same(tmp_path):
     numpy.testing.assert_array_equal(read_header(tmp_path / "x")["a"].read("float64"), array.T)
 
 
+class Scaled(sk.nn.Module):
+    def __init__(self, dtype):
+        self.scale = sk.nn.Parameter(numpy.array([1.5, -2.0, 3e38]), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_parameters_of_any_dtype_are_written_and_read_with_their_bits(dtype, tmp_path):
+    model, other = Scaled(dtype).finish(0), Scaled(dtype).finish(0)
+    other.scale.array = numpy.zeros(3)
+    sk.save_safetensors(model, tmp_path / "x")
+    sk.load_safetensors(other, tmp_path / "x")
+    assert other.scale.array.tobytes() == model.scale.array.tobytes()
+    torch = pytest.importorskip("safetensors.torch")
+    assert str(torch.load_file(tmp_path / "x")["scale"].dtype) == f"torch.{dtype}"
+
+
+def test_numbers_that_the_model_cannot_hold_are_refused(tmp_path):
+    write_tensors(tmp_path / "x", {"scale": (3,)}, "float64", [numpy.array([1.0, -1e300, 2.0])])
+    model = Scaled("float32").finish(0)
+    with pytest.raises(sk.ConfigurationError, match="-1e.300 in parameter scale of float32"):
+        sk.load_safetensors(model, tmp_path / "x")
+    assert model.scale.array[0] == 1.5
+
+
 def test_the_reference_implementation_reads_what_is_written_and_writes_what_is_read(tmp_path):
     reference, safe_open = (
         pytest.importorskip("safetensors.numpy"),

@@ -22,7 +22,8 @@ def numbers_of(rows=ROWS):
 
 
 def write_npz(path, x, y):
-    numpy.savez(path, x=x, y=y)
+    with path.open("wb") as file:  # numpy would add a suffix
+        numpy.savez(file, x=x, y=y)
 
 
 def write_hdf5(path, x, y, **how):
@@ -55,6 +56,7 @@ def write_parquet(path, x, y):
 COLUMNS = ["c0:c4"], ["y"]
 FILES = {
     "npz": ("t.npz", write_npz, (["x"], ["y"])),
+    "npz in capitals": ("T.NPZ", write_npz, (["x"], ["y"])),
     "contiguous HDF5": ("t.h5", write_hdf5, (["x"], ["group/y"])),
     "chunked HDF5": (
         "t.h5",

@@ -57,6 +57,24 @@ def test_what_is_stored_is_the_step_of_the_call_however_far_training_has_gone(tm
     assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000002"]
 
 
+def test_a_checkpoint_goes_where_the_call_said_though_the_working_folder_is_changed(
+    tmp_path, gate, monkeypatch
+):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def on_rank(backend):
+        model, _ = train("FSDP", backend, 1)
+        pending = model.save_model_async("saved")
+        monkeypatch.chdir(tmp_path / "other")
+        gate.set()
+        pending.wait()
+        other, _ = train("ZeRO-1", backend, 0)
+        return other.load_model(tmp_path / "saved")["step"]
+
+    assert sk.run_ranks(1, on_rank) == [1]
+
+
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
 @pytest.mark.thorough(but=1)
 def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):

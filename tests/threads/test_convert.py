@@ -197,6 +197,21 @@ def test_half_and_double_numbers_become_float32(dtype, theirs, tmp_path):
         assert f"tensor 1, converted from {type_name}; opens" in describe(shown).text
 
 
+def test_double_numbers_beyond_float32_are_refused_both_ways(theirs, tmp_path):
+    folder = theirs(style="llama")
+    arrays = {name: array.astype("<f8") for name, array in stored(folder).items()}
+    arrays["model.layers.1.mlp.up_proj.weight"][3, 5] = -1e300
+    write_file(folder / "model.safetensors", {name: ("F64", each) for name, each in arrays.items()})
+    with pytest.raises(
+        sk.CheckpointError, match="layers.1.mlp.up_proj.weight has .* beyond float32"
+    ):
+        from_safetensors(folder, tmp_path / "store")
+    from_safetensors(folder, tmp_path / "wide", dtype="float64")
+    with pytest.raises(sk.CheckpointError, match="up_proj.weight has .* float32 cannot hold"):
+        to_safetensors(tmp_path / "wide", tmp_path / "back", dtype="float32")
+    assert not (tmp_path / "back" / "model.safetensors").exists()
+
+
 def test_double_numbers_stay_if_asked_for(theirs, tmp_path):
     folder = theirs(dtype="float64")
     wanted = read_header(folder / "model.safetensors")["transformer.ln_f.weight"].read("float64")

@@ -216,6 +216,10 @@ WRONG = {
     "late": ("a.txt", b"line\n" * 99 + b"\xe6", {}, "a.txt line 100 is not valid UTF-8"),
     "binary": ("a.txt", b"a\0b", {}, "holds NUL bytes"),
     "late NUL": ("a.txt", b"line\n" * 999 + b"a\0b", {}, "a.txt is no text: line 1000 holds a NUL"),
+    "lines in capitals": ("A.JSONL", b'{"text": "a"}\n{oops\n', {}, "A.JSONL line 2 is no JSON"),
+    "packed in capitals": ("A.TXT.GZ", gzip.compress(b"a")[:9], {}, "A.TXT.GZ is damaged"),
+    "Parquet in capitals": ("A.Parquet", b"PAR1", {}, "is no Parquet file"),
+    "a PDF": ("a.txt", b"%PDF-1.4\n", {}, "a.txt is no text: it is a PDF"),
     "NUL, packed": ("a.gz", gzip.compress(b"l\n" * 999 + b"\0"), {}, "a.gz is no text: line 1000"),
     "half a gzip": ("a.jsonl.gz", gzip.compress(b"{}" * 9999)[:50], {}, "a.jsonl.gz is damaged"),
     "no bzip2": ("a.bz2", b"BZh9what", {}, "a.bz2 is damaged and cannot be unpacked"),
@@ -240,7 +244,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_inputs_are_refused_in_one_sentence(tmp_path, name):
     file, content, changes, words = WRONG[name]
-    if file.endswith("parquet"):
+    if file.lower().endswith("parquet"):
         pytest.importorskip("pyarrow")
     (tmp_path / file).write_bytes(content)
     output = tmp_path / changes.pop("output", "tokens.h5")

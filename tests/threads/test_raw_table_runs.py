@@ -345,8 +345,22 @@ def test_a_slip_is_named_with_its_line(folder):
     sk.run_ranks(2, refused)
 
 
+@pytest.mark.parametrize("kinds", [("t.csv", "t.npz"), ("t.npz", "t.csv")])
+def test_rows_that_are_held_out_are_of_the_same_kind(kinds, folder):
+    (folder / "t.csv").write_text("a,b\n" + "1,2\n3,4\n" * 20)
+    numpy.savez(folder / "t.npz", a=numpy.arange(40.0), b=numpy.arange(40.0))
+    paths = dict(zip(("data__path", "data__validation_path"), [str(folder / k) for k in kinds]))
+    about = {"data__features": ["a"], "data__target": ["b"], "data__rare": 10}
+    given = settings_of(folder, **about, **paths)
+    with pytest.raises(ConfigurationError, match="are of two kinds, arrays and columns"):
+        run(given)
+
+
 def test_a_file_that_does_not_fit_the_run_is_refused(folder):
-    run(settings_of(folder, **CLASSES))
+    run(settings_of(folder, data__rare=10, **CLASSES))
+    numpy.savez(folder / "t.npz", **dict.fromkeys(("city", "size", "day", "code", "shop"), [1.0]))
+    with pytest.raises(ConfigurationError, match="holds arrays, .* trained on columns of a table"):
+        predicted(folder, str(folder / "t.npz"))
     for content, words in {
         "city,size\nRome,1\n": "has no day",
         raw(9)
@@ -394,6 +408,23 @@ def test_categories_are_the_same_with_and_without_zeros_behind_a_point(folder):
         predicted(folder, str(folder / name))["prediction"] for name in ("new.csv", "points.csv")
     ]
     assert numpy.array_equal(*found)
+
+
+def test_classes_that_are_texts_stay_so_where_a_file_has_booleans_alone(folder):
+    lines = [f"{i % 7},{('true', 'false', 'unknown')[i % 3]}" for i in range(90)]
+    (folder / "t.csv").write_text("\n".join(["a,known", *lines]) + "\n")
+    few = [line for line in lines if "unknown" not in line]
+    (folder / "few.csv").write_text("\n".join(["a,known", *few]) + "\n")
+    about = {"data__target": ["known"], "data__kind": "multiclass", "data__features": ["a"]}
+    run(settings_of(folder, **about))
+
+    def measured(backend):
+        trained = TrainedRun(folder / "run", {}, backend)
+        figures = evaluate(trained, trained.samples(str(folder / "few.csv")))
+        trained.close()
+        return figures.samples
+
+    assert sk.run_ranks(1, measured) == [60]
 
 
 def test_ranks_with_frames_of_other_columns_are_told(folder):

@@ -1,6 +1,7 @@
 """sk.Training, the road of a script of one's own, with its callbacks and trackers."""
 
 import logging
+import os
 import sys
 import types
 
@@ -43,6 +44,41 @@ def on_ranks(num_ranks, folder, **changes):
         return result, trained.evaluate(), trained.evaluate((X, Y)), shapes
 
     return sk.run_ranks(num_ranks, run)[0]
+
+
+class Wandering(sk.Samples):
+    """Samples whose reader changes the working folder, as libraries of others may."""
+
+    def __init__(self, folder):
+        self._folder, self._reads = folder, 0
+
+    def __len__(self):
+        return len(X)
+
+    def read(self, numbers):
+        self._reads += 1
+        if self._reads == 5:
+            os.chdir(self._folder)
+        return X[numbers], Y[numbers]
+
+    def fingerprint(self):
+        return "X and Y"
+
+
+def test_a_run_keeps_its_folder_where_the_working_folder_is_changed(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def run(backend):
+        data = Wandering(tmp_path / "other"), (X, Y)
+        model = sk.models.MLP([3, 8, 1])
+        made = sk.Training(model, data, folder="run", backend=backend, settings=SETTINGS)
+        made.run()
+        return os.getcwd(), made.evaluate(checkpoint=3).step
+
+    assert sk.run_ranks(1, run) == [(str(tmp_path / "other"), 3)]
+    assert not [*(tmp_path / "other").iterdir()]
+    assert len([*(tmp_path / "run" / "checkpoints").glob("step-*")]) == 2
 
 
 @pytest.mark.thorough

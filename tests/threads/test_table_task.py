@@ -17,6 +17,7 @@ from shardkit.testing.task import load_task, survey
 from shardkit.testing.train import (
     KeptFolder,
     TrainedRun,
+    check_output,
     configuration_of,
     evaluate,
     first_settings,
@@ -205,6 +206,45 @@ def die_among_predictions(folder):
     evaluated(folder, 1, output="out.h5")
 
 
+def test_a_run_without_its_scaling_says_where_a_copy_is(folder):
+    run(settings_of(folder))
+    kept = folder / "run" / "data" / "table.json"
+    kept.unlink()
+    with pytest.raises(ConfigurationError, match="each checkpoint has a copy: bring table.json"):
+        evaluated(folder, 1)
+    copy = folder / "run" / "checkpoints" / "step-00000006" / "table.json"
+    kept.write_bytes(copy.read_bytes())
+    evaluated(folder, 1)
+
+
+NO_PREDICTIONS = {  # (name, content; None: that of the rows, words)
+    "the data": ("t.h5", None, "t.h5 is there and holds no predictions"),
+    "a text": ("notes", b"mine", "notes is there and holds no predictions"),
+    "a table of text": ("new.csv", None, r"written as HDF5; give a name such as new.h5"),
+    "a table in capitals": ("OUT.NPY", None, r"written as HDF5; .* OUT.h5"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PREDICTIONS)
+def test_predictions_replace_nothing_but_predictions(case, folder):
+    name, content, words = NO_PREDICTIONS[case]
+    if content is not None:
+        (folder / name).write_bytes(content)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ConfigurationError, match=words):
+        check_output(folder / name)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_empty_files_links_and_predictions_of_before_are_replaced(folder):
+    (folder / "empty").touch()
+    (folder / "link").symlink_to("t.h5")
+    with h5py.File(folder / "out.h5", "w") as file:
+        file.attrs.update({"task": "TableMLP", "step": 3})
+    for name in ("empty", "link", "out.h5", "new.h5"):
+        check_output(folder / name)
+
+
 @pytest.mark.thorough
 def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_writes_it(folder):
     run(settings_of(folder))
@@ -285,6 +325,7 @@ OTHER = {
     "a file that is not there": ("none.h5", "No such file"),
     "fewer columns": ("narrow.h5", "trained on"),
     "NaN": ("nan.h5", "row 17, column x[1]: nan"),
+    "columns of a table": ("t.csv", "t.csv has no column x[0], which this run was trained on"),
 }
 
 
@@ -294,6 +335,7 @@ def test_other_data_that_does_not_fit_is_refused_and_no_file_is_left(case, folde
     x, y = numpy.ones((20, 4)), numpy.ones((20, 1))
     with h5py.File(folder / "narrow.h5", "w") as file:
         file["x"], file["y"] = x[:, :3], y
+    (folder / "t.csv").write_text("x,y\n1,2\n")
     x[17, 1] = numpy.nan  # found when the first rows are written
     with h5py.File(folder / "nan.h5", "w") as file:
         file["x"], file["y"] = x, y

@@ -46,6 +46,15 @@ _WANTED: dict[str, Any] = {
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
+# What may be anything: it says how the updates came about, or is read elsewhere.
+_FREE = (
+    *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type"),
+    *("peft_version", "r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("fan_in_fan_out", "megatron_core", "runtime_config", "ensure_weight_tying"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
+)
+
 
 def save_adapter(model: Module, folder: FilePath) -> None:
     """Write the updates of a model with LoRA; the weights beside them stay behind.
@@ -118,12 +127,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
     folder = Path(usable_path(folder))
     where = folder / SETTINGS_NAME
     settings = read_json(where, error=CheckpointError)
-    for name, wanted in _WANTED.items():
-        if settings.get(name, wanted[0]) not in wanted:
-            raise CheckpointError(
-                f"{where} has {name} = {settings[name]!r}, which is not computed here; wanted "
-                f"{wanted[0]!r}"
-            )
+    _check_settings(settings, where)
     stored = _stored(folder / TENSORS_NAME)
     paths = _paths_of(model, stored, folder / TENSORS_NAME)
     found = {}
@@ -140,7 +144,7 @@ def load_adapter(model: Module, folder: FilePath) -> list[str]:
     for path, (_, _, pair) in found.items():
         for part, tensor in pair.items():
             parameter = getattr(present[path], part)
-            parameter.array = tensor.read(str(parameter.dtype))
+            parameter.array = tensor.read()
     return list(found)
 
 
@@ -205,6 +209,24 @@ def _settings(layers: dict[str, LoRALinear], names, is_transposed: bool, is_gpt:
 
 
 # ---- reading -------------------------------------------------------------------------------------
+
+
+def _check_settings(settings: dict[str, Any], where: Path) -> None:
+    """Raise CheckpointError on another method than plain updates, or a setting that is not known:
+    kinds of updates that the library has later change what it computes, and not always a name.
+    """
+    for name, wanted in _WANTED.items():
+        if settings.get(name, wanted[0]) not in wanted:
+            raise _refusal(where, name, settings[name], wanted[0])
+    for name, value in settings.items():
+        if value and name not in (*_WANTED, *_FREE):
+            raise _refusal(where, name, value, None)
+
+
+def _refusal(where: Path, name: str, value: Any, wanted: Any) -> CheckpointError:
+    return CheckpointError(
+        f"{where} has {name} = {value!r:.200}, which is not computed here; wanted {wanted!r}"
+    )
 
 
 def _stored(path: Path) -> dict[str, dict[str, StoredTensor]]:

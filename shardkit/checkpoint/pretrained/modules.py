@@ -73,7 +73,10 @@ def load_safetensors(
     ------
     FileNotFoundError
     CheckpointError
-        On a damaged file, on names if strict, on a tensor of another kind of numbers.
+        On a damaged file, on names if strict or if none is shared, on a tensor of another kind of
+        numbers.
+    ConfigurationError
+        On a number that the dtype of the parameter does not hold.
     ShapeError
 
     Notes
@@ -96,6 +99,5 @@ def load_safetensors(
                 f"{path}: {name} is of type {tensor.dtype}, but that of the module is "
                 f"{kept[name].dtype}; wanted one of {', '.join(known)}"
             )
-        dtype = str(kept[name].dtype) if known is NUMPY_TYPES else known[tensor.dtype]
-        state[other_name] = tensor.read(dtype)
+        state[other_name] = tensor.read(None if known is NUMPY_TYPES else known[tensor.dtype])
     return module.load_state_dict(state, strict=strict)

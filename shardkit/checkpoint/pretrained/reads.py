@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from ...errors import CheckpointError
 from ...layout.box import Box
 from ..format.reads import (
     GAP_BYTES,
@@ -64,4 +65,12 @@ class ConvertedRead:
         view = reader.window[:num_bytes]
         reader.read(str(self.stored.path), self.stored.start + first, view)
         in_bytes = [stride * dtype.itemsize for stride in strides]
-        self.target[...] = as_floats(numpy.ndarray(self.part.shape, dtype, view, strides=in_bytes))
+        values = as_floats(numpy.ndarray(self.part.shape, dtype, view, strides=in_bytes))
+        try:
+            with numpy.errstate(over="raise"):
+                self.target[...] = values
+        except FloatingPointError:
+            raise CheckpointError(
+                f"{self.stored.path}: {self.stored.name} has numbers beyond "
+                f"{self.target.dtype}, the dtype of the model; convert it to a float64 one"
+            ) from None

@@ -37,8 +37,11 @@ NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 READABLE = tuple(NUMPY_TYPES)
 INTEGER_TYPES = {"I64": "<i8", "I32": "<i4", "BOOL": "?"}  # of buffers, never of weights
 _STORED_TYPES = {**NUMPY_TYPES, **INTEGER_TYPES}
-_NAMES = dict(float64="F64", float32="F32", float16="F16", int64="I64", int32="I32", bool="BOOL")
-TYPE_NAMES = {"BF16": "bfloat16"} | {theirs: ours for ours, theirs in _NAMES.items()}
+_NAMES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "bool": "BOOL"},
+}
+TYPE_NAMES = {theirs: ours for ours, theirs in _NAMES.items()}
 _METADATA = "__metadata__"
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
@@ -57,13 +60,13 @@ class StoredTensor:
     shape: Shape
     start: int
 
-    def read(self, dtype: str, index=()):
+    def read(self, dtype: str | None = None, index=()):
         """Return the elements [index] as a NumPy array of dtype; only these are in memory.
 
+        dtype    None: float64 of float64, else float32, which hold each number as it is
         index    a tuple of slices; (): all
-        float16, bfloat16 and float32 become float32 or float64 exactly; float64 is rounded to
-        float32.
         """
+        dtype = dtype or ("float64" if self.dtype == "F64" else "float32")
         if 0 in self.shape:
             return numpy.empty(self.shape, dtype)[index]
         stored = _STORED_TYPES[self.dtype]
@@ -163,6 +166,7 @@ def write_tensors(
     arrays   an iterable of NumPy arrays in the order of `shapes`; each is dropped before the next
              is asked for
     about    more that the file says of itself
+    Errors: OSError; CheckpointError on a number that its dtype cannot hold.
     """
     dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shapes, dtype)
     types = {name: _NAMES[dtypes[name]] for name in shapes}
@@ -179,4 +183,19 @@ def write_tensors(
         file.write(len(header).to_bytes(8, "little") + header)
         for (name, shape), array in zip(shapes.items(), arrays, strict=True):
             assert array.shape == shape, f"{name} is {array.shape}, announced as {shape}"
-            file.write(numpy.ascontiguousarray(array, _STORED_TYPES[types[name]]).data)
+            file.write(numpy.ascontiguousarray(_as_stored(name, array, types[name])).data)
+
+
+def _as_stored(name: str, array, kind: str):
+    """Return an array as the format has it: of bfloat16 the bits.
+
+    Errors: CheckpointError on a number that would become infinite.
+    """
+    bits = array.view(numpy.uint16) if kind == "BF16" else array
+    try:
+        with numpy.errstate(over="raise"):
+            return bits.astype(_STORED_TYPES[kind], copy=False)
+    except FloatingPointError:
+        raise CheckpointError(
+            f"{name} has numbers that {TYPE_NAMES[kind]} cannot hold; write it as {array.dtype}"
+        ) from None

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import ConfigurationError, CorpusError
+from ...files.folders import files_below
+from ...files.paths import suffix_of
 from ...files.reading import opened, size_of
 from ..contents import content_of, stamp_of
-from ..text import HEAD_BYTES, has_nul, is_hidden
+from ..text import HEAD_BYTES, first_bytes, is_hidden, is_text_head, kind_of
 from .parquet import ParquetReader
 from .readers import DocumentReader, Documents, JSONReader, Span, TextField, TextReader
 from .unpacking import head_of, is_compressed, mark_of, unpack
@@ -95,7 +97,7 @@ class Block:
 def find_inputs(paths: list[str], work: Callable[[], None] = lambda: None) -> list[Input]:
     """Return the files under these paths, in their order; folders are searched, sorted by name.
 
-    In folders, files that are hidden or begin with NUL bytes, as no text does, are passed over.
+    In folders, files that are hidden or begin as no text does are passed over.
     work   called after each file
     Errors: CorpusError if a path does not exist, is no text, is compressed in a way that is not
     read, or nothing is there.
@@ -110,28 +112,29 @@ def _under(path: Path, work: Callable[[], None]) -> list[Input]:
     if not path.exists():
         raise CorpusError(f"{path} does not exist; wanted files or folders of text")
     if path.is_dir():
-        files = sorted(passing(path.rglob("*"), work))
+        files = sorted(passing(files_below(path, error=CorpusError), work))
         files = [file for file in passing(files, work) if file.is_file()]
         files = [file for file in files if not is_hidden(file, path)]
-        return [_input(file) for file in passing(files, work) if _is_readable(file)]
-    if not _is_readable(path):
-        raise CorpusError(f"{path} is no text: it holds NUL bytes")
+        return [_input(file) for file in passing(files, work) if is_text_head(_head(file))]
+    head = _head(path)
+    if not is_text_head(head):
+        raise CorpusError(f"{path} is no text: {kind_of(path, head)}")
     return [_input(path)]
 
 
-def _is_readable(path: Path) -> bool:
-    """Return False for a file that begins as no text does. Errors: CorpusError."""
+def _head(path: Path) -> bytes:
+    """Return the first bytes of what a file holds; none of Parquet. Errors: CorpusError."""
     if is_compressed(path):
         if _kind(path) == "Parquet":
             raise CorpusError(f"{path} is Parquet that is compressed once more; unpack it")
-        return b"\0" not in head_of(path, HEAD_BYTES)
-    return _kind(path) == "Parquet" or not has_nul(path)
+        return head_of(path, HEAD_BYTES)
+    return b"" if _kind(path) == "Parquet" else first_bytes(path)
 
 
 def _kind(path: Path) -> str:
     """Return the kind that the name says, of a compressed file the name without that suffix."""
     name = path.with_suffix("") if is_compressed(path) else path
-    return _KINDS.get(name.suffix, "text")
+    return _KINDS.get(suffix_of(name), "text")
 
 
 def _input(path: Path) -> Input:

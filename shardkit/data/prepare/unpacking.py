@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import CorpusError
+from ...files.paths import suffix_of
 from ...files.reading import open_regular
 from ...files.writing import whole_file
 from ..contents import content_of_stream
 
-_REFUSED = {".zst": "unzstd", ".zstd": "unzstd", ".lz4": "unlz4", ".Z": "uncompress"}
+_REFUSED = {".zst": "unzstd", ".zstd": "unzstd", ".lz4": "unlz4", ".z": "uncompress"}
 _DAMAGE = EOFError, lzma.LZMAError, zlib.error, ValueError
 _PIECE_BYTES = 1 << 20
 _MOST_MEMORY = 1 << 28  # bytes, of a decoder of .xz: four times what xz -9 needs
@@ -33,12 +34,13 @@ def is_compressed(path: Path) -> bool:
 
     Errors: CorpusError if it is compressed in another way.
     """
-    if path.suffix in _REFUSED:
+    suffix = suffix_of(path)
+    if suffix in _REFUSED:
         raise CorpusError(
             f"{path} is compressed, and of compressed files only those that end in "
-            f"{', '.join(_DECODERS)} are read; {_REFUSED[path.suffix]} unpacks it"
+            f"{', '.join(_DECODERS)} are read; {_REFUSED[suffix]} unpacks it"
         )
-    return path.suffix in _DECODERS
+    return suffix in _DECODERS
 
 
 def head_of(path: Path, num_bytes: int) -> bytes:
@@ -91,7 +93,7 @@ def _copy(path: Path, file, out, most: int, work: Callable[[], None]) -> None:
 def _read(path: Path, use: Callable):
     try:
         with open(open_regular(path, error=CorpusError), "rb") as packed:
-            return use(io.BufferedReader(_Unpacked(packed, _DECODERS[path.suffix])))
+            return use(io.BufferedReader(_Unpacked(packed, _DECODERS[suffix_of(path)])))
     except (*_DAMAGE, OSError) as error:
         if getattr(error, "errno", None) is not None:  # bz2 raises OSError of no number
             raise

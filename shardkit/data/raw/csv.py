@@ -17,8 +17,9 @@ from ...errors import ConfigurationError, InputError
 from ...files.reading import library, opened
 from ..arrow import NUMBER, TEXT, TIME, arrow, column_of, dtype_of
 from ..prepare.unpacking import content_within, is_compressed
-from .dialect import NO_UTF8, Dialect, row_ends
+from .dialect import NO_UTF8, Dialect
 from .groups import RowGroups
+from .rows import has_open_quote, row_ends
 
 _BLOCK_BYTES = 1 << 22
 _HEAD_BYTES = 1 << 16  # that tell the dialect
@@ -89,7 +90,7 @@ class CSVGroups(RowGroups):
             content = rest + more
             end = len(content)
             if len(more) == _BLOCK_BYTES:
-                end = int(row_ends(content)[-1:].sum())
+                end = int(self._ends(content)[-1:].sum())
             if end:
                 if content[:end].strip(b"\r\n"):
                     yield start, start + end
@@ -117,6 +118,8 @@ class CSVGroups(RowGroups):
             self.sizes.append(table.num_rows)
             for name, column in zip(table.column_names, table.columns):
                 found[name].add(self._kind(name, column))
+        empty = [name for name, kinds in found.items() if not kinds - {None}]
+        self.empty = frozenset(empty) - {*self._kinds}
         for name, kinds in found.items():
             joined = _joined_kind(self._parts.pa, kinds - {None})
             if joined == _GROUPED and name not in self._kinds:
@@ -214,11 +217,12 @@ class CSVGroups(RowGroups):
             )
         if wrong:
             self._refuse(wrong[0], content, start)
-        self._check_quotes(table, content, start)
+        if names is None:
+            self._check_quotes(table, content, start)
         return table
 
     def _refuse(self, row, content: bytes, start: int):
-        line = self._lines_before(start) + _line_in(content, row.number or 1)
+        line = self._line(start, content, row.number or 1)
         raise ConfigurationError(
             f"{self._path}, line {line}: {row.actual_columns} cells, but {row.expected_columns} "
             "columns; every line needs as many cells as the first"
@@ -226,11 +230,8 @@ class CSVGroups(RowGroups):
 
     def _check_quotes(self, table, content: bytes, start: int) -> None:
         """Raise ConfigurationError if a quote is open at the end, where all is one text."""
-        if content.count(b'"') % 2 == 0 or not table.num_rows:
-            return
-        last = table.columns[-1][-1].as_py()
-        if isinstance(last, str) and last.endswith("\n"):
-            line = self._lines_before(start) + _line_in(content, table.num_rows)
+        if table.num_rows and has_open_quote(content, self._dialect.delimiter):
+            line = self._line(start, content, table.num_rows)
             raise ConfigurationError(f"{self._path}, line {line}: a quote that nothing closes")
 
     def _check_text(self, content: bytes, start: int) -> None:
@@ -245,12 +246,21 @@ class CSVGroups(RowGroups):
         """Raise ConfigurationError if a line among those of several columns is empty."""
         if len(self._dialect.names) == 1:
             return
-        ends = row_ends(content)
+        ends = self._ends(content)
         lengths = numpy.diff(ends, prepend=0)
         for row in numpy.flatnonzero(lengths <= 2).tolist():
             if not content[ends[row] - lengths[row] : ends[row]].strip():
-                line = self._lines_before(start) + _line_in(content, row + 1)
+                line = self._line(start, content, row + 1)
                 raise ConfigurationError(f"{self._path}, line {line} is empty; delete it")
+
+    def _ends(self, content: bytes) -> numpy.ndarray:
+        """Return the bytes behind the rows of a block."""
+        return row_ends(content, self._dialect.delimiter)
+
+    def _line(self, start: int, content: bytes, row: int) -> int:
+        """Return the number, from 1, of the line where a row of a block begins; rows from 1."""
+        begin = int(self._ends(content)[: max(row - 1, 0)].max(initial=0))
+        return self._lines_before(start) + content[:begin].count(b"\n") + 1
 
     def _lines_before(self, byte: int) -> int:
         steps = [*range(0, byte, _BLOCK_BYTES), byte]
@@ -260,7 +270,7 @@ class CSVGroups(RowGroups):
         block = int(numpy.searchsorted(numpy.cumsum(self.sizes), row, side="right"))
         start, stop = self._blocks[block]
         inside = row - sum(self.sizes[:block]) + 1
-        return f"line {self._lines_before(start) + _line_in(self._bytes(start, stop), inside)}"
+        return f"line {self._line(start, self._bytes(start, stop), inside)}"
 
 
 def _joined_kind(pa, kinds: set):
@@ -272,9 +282,3 @@ def _joined_kind(pa, kinds: set):
         return found.pop()
     is_time = all(types.is_date(kind) or types.is_timestamp(kind) for kind in found)
     return pa.timestamp("us") if is_time and found == kinds else pa.string()
-
-
-def _line_in(content: bytes, row: int) -> int:
-    """Return the number, from 1, of the line where the row of a number from 1 begins."""
-    begin = int(row_ends(content)[: max(row - 1, 0)].max(initial=0))
-    return content[:begin].count(b"\n") + 1

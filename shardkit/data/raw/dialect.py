@@ -11,8 +11,8 @@ from ...errors import ConfigurationError, InputError
 from ...files.reading import first_twin
 from ..arrow import Text
 from .csv_head import has_names, is_number
+from .rows import DELIMITERS, row_ends
 
-_DELIMITERS = ",;\t|"
 NO_UTF8 = "is no text in UTF-8; write it so (iconv -f latin1 -t utf8)"
 _MARK = b"\xef\xbb\xbf"
 _TOLD = re.compile(r"sep=([^\w\s\"]|\t)\r?\n", re.ASCII)  # a line for Excel, before the names
@@ -26,16 +26,6 @@ _NUMBERS = {  # with a mark of thousands or a decimal sign
     sign: re.compile(rf"{groups}|[+-]?\d*\{sign}\d+(?:[eE][+-]?\d+)?", re.ASCII)
     for sign, groups in _GROUPS.items()
 }
-
-
-def row_ends(content: bytes) -> numpy.ndarray:
-    """Return the bytes behind the line ends that are outside of quotes."""
-    characters = numpy.frombuffer(content, numpy.uint8)
-    ends = numpy.flatnonzero(characters == ord("\n"))
-    if b'"' in content:
-        is_outside = numpy.cumsum(characters == ord('"'))[ends] % 2 == 0
-        ends = ends[is_outside]
-    return ends + 1
 
 
 class Dialect:
@@ -53,7 +43,12 @@ class Dialect:
             text = text[told.end() :]
         if "\r" in text and "\n" not in text:
             raise ConfigurationError(f"{path}: its lines end in \\r alone; wanted \\n or \\r\\n")
-        first = text[: len(text) if not text else _end_of_first(text)]
+        first = text[: _end_of_first(text, told[1] if told else DELIMITERS)]
+        if first.endswith("\r") and text.startswith("\r\n", len(first)):
+            raise ConfigurationError(
+                f"{path}: its lines end in \\r\\r\\n, each with an empty one behind it; write them "
+                "with \\n (in Python, open(..., newline=''))"
+            )
         if not first.strip():
             raise ConfigurationError(f"{path} has no first line; wanted the names of its columns")
         self.delimiter = told[1] if told else self._delimiter(first, text)
@@ -66,17 +61,18 @@ class Dialect:
         if twice is not None:
             raise ConfigurationError(f"{path} has two columns named {twice!r:.100}; rename one")
         self.first_row = mark + len(first.encode()) if is_named else mark
-        self.decimal = decimal or self._decimal(rows[1:])
+        sign = decimal or self._decimal(rows[1:])
+        self.decimal, self._is_told = sign or ".", sign is not None
         self._marks = _MARKS[self.decimal]
 
     def _delimiter(self, first: str, text: str) -> str:
         """Return what cuts all rows into as many cells, two or more; else what the first has."""
-        widths = {_DELIMITERS[0]: 1}
-        for self.delimiter in filter(first.__contains__, _DELIMITERS):
+        widths = {DELIMITERS[0]: 1}
+        for self.delimiter in filter(first.__contains__, DELIMITERS):
             found = {len(row) for row in self._cells(text)}
             widths[self.delimiter] = found.pop() if len(found) == 1 else 1
         best = max(widths, key=lambda delimiter: widths[delimiter])
-        return best if widths[best] > 1 else max(_DELIMITERS, key=first.count)
+        return best if widths[best] > 1 else max(DELIMITERS, key=first.count)
 
     def _as_numbers(self, cells: list[str]) -> list[str]:
         """Return cells with points for commas, where these are not the delimiter."""
@@ -97,8 +93,8 @@ class Dialect:
         except csv.Error as fault:
             raise InputError(f"{self._path} holds a line that is none of CSV: {fault}") from None
 
-    def _decimal(self, rows) -> str:
-        """Return the decimal sign of these rows.
+    def _decimal(self, rows) -> str | None:
+        """Return the decimal sign of these rows; None if no number has one, or marks of thousands.
 
         1,5 and 1.234,5 are numbers with a comma only, 1.5 and 1,234.5 with a point only; 1,234 and
         1.234 are numbers with either.
@@ -110,6 +106,8 @@ class Dialect:
         )
         if self.delimiter == ",":  # so that a decimal comma stands in quotes
             with_comma = [cell for cell in with_comma if "," in cell]
+        if not with_point and not with_comma:
+            return None
         only_point, only_comma = ({*with_point} - {*with_comma}, {*with_comma} - {*with_point})
         if not only_comma and (only_point or not any("," in cell for cell in with_comma)):
             return "."
@@ -121,12 +119,14 @@ class Dialect:
         )
 
     def sign_of(self, values) -> str | None:
-        """Return the decimal sign with which all of these texts are numbers, our own first.
+        """Return the decimal sign with which all of these texts are numbers, our own first if the
+        first rows have it.
 
         None if there is none, or if pyarrow reads them all.
         """
         others = [value.strip() for value in values if not self._is_plain(value)]
-        for sign in (self.decimal, *_NUMBERS) if others else ():
+        signs = (self.decimal, *_NUMBERS) if self._is_told else reversed(_NUMBERS)
+        for sign in signs if others else ():
             if all(map(_NUMBERS[sign].fullmatch, others)):
                 return sign
         return None
@@ -143,8 +143,8 @@ class Dialect:
         return column.through(values, numpy.nan)
 
 
-def _end_of_first(text: str) -> int:
+def _end_of_first(text: str, delimiter: str) -> int:
     """Return the place behind the first line, whose quotes may have line ends in them."""
     content = text.encode()
-    ends = row_ends(content)
+    ends = row_ends(content, delimiter)
     return len(content[: ends[0]].decode()) if len(ends) else len(text)

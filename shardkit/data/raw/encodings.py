@@ -417,6 +417,12 @@ class ColumnEncoder:
         return tuple(name for each in self._ordered for name in each.names)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that were texts: they are so in any file, also where all are booleans."""
+        both = (*self.features, *self.targets)
+        return tuple(each.name for each in both if _is_of_texts(each))
+
+    @property
     def embeddings(self) -> tuple[tuple[int, int], ...]:
         """Rows and width of what the last columns of x look up."""
         return tuple(each.embedding for each in self._ordered if each.embedding)
@@ -428,9 +434,12 @@ class ColumnEncoder:
         return first.values if isinstance(first, Classes) else ()
 
     def x(self, columns: dict, where) -> numpy.ndarray:
-        """Return x [n, len(names)] float32 of these columns. Errors: ConfigurationError."""
+        """Return x [n, len(names)] float32 of these columns.
+
+        Errors: ConfigurationError, also on a number that would be infinite.
+        """
         parts = [each.apply(columns[each.name], where) for each in self._ordered]
-        return numpy.concatenate(parts, 1).astype(numpy.float32)
+        return _narrowed(numpy.concatenate(parts, 1), self.names, where)
 
     def y(self, columns: dict, where) -> numpy.ndarray:
         """Return y: class numbers [n] int64, or [n, targets] float32, with classes as numbers.
@@ -440,7 +449,7 @@ class ColumnEncoder:
         if self.class_names:
             return self.targets[0].known(columns[self.targets[0].name], where)
         parts = [each.known(columns[each.name], where) for each in self.targets]
-        return numpy.stack(parts, 1).astype(numpy.float32)
+        return _narrowed(numpy.stack(parts, 1), [each.name for each in self.targets], where)
 
     def invert(self, scaled) -> numpy.ndarray:
         """Return numbers [n, targets] in the units of the file, float64."""
@@ -450,6 +459,25 @@ class ColumnEncoder:
     def predicted(self, scaled) -> numpy.ndarray:
         """Return predictions [n, targets] likewise, inside of what was in training."""
         return numpy.stack([*map(Numbers.predicted, self.targets, numpy.asarray(scaled).T)], 1)
+
+
+def _narrowed(values, names, where) -> numpy.ndarray:
+    """Return scaled values [n, columns] as float32. Errors: ConfigurationError on one too far."""
+    with numpy.errstate(over="ignore"):
+        found = values.astype(numpy.float32)
+    wrong = numpy.argwhere(~numpy.isfinite(found))
+    if wrong.size:
+        row, column = wrong[0].tolist()
+        raise ConfigurationError(
+            f"{where(row)}, column {names[column]}: a number so far from those in training that "
+            "float32 cannot hold it, scaled; is it a mark for nothing (data.missing)?"
+        )
+    return found
+
+
+def _is_of_texts(encoding) -> bool:
+    is_class = isinstance(encoding, Classes)
+    return isinstance(encoding, Categories) or is_class and not all(map(is_number, encoding.values))
 
 
 def known(column, name: str, where) -> numpy.ndarray:

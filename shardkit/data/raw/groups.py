@@ -19,6 +19,8 @@ import numpy
 
 from ...checkpoint.format.files import checksum
 from ...errors import ConfigurationError, InputError
+from ...files.folders import files_below
+from ...files.paths import suffix_of
 from ...files.reading import library, size_of
 from ..arrow import (
     NUMBER,
@@ -49,6 +51,7 @@ class RowGroups(ABC):
     sizes: list[int]
     files: tuple[Path, ...]
     content = ""  # a hash of rows that are in no file
+    empty: frozenset[str] = frozenset()  # columns of which nothing tells what they are
     is_in_memory = False  # rows of any group are at hand, so no neighbors are worth being kept
 
     @abstractmethod
@@ -65,12 +68,14 @@ class ArrowGroups(RowGroups):
 
     def __init__(self, path: Path):
         self._path, self.files = path, (path,)
-        if path.suffix.lower() in (".arrow", ".feather"):
+        if suffix_of(path) in (".arrow", ".feather"):
             self._open_batches()
         else:
             self._open_row_groups()
         with library(path):
             self.types = dtypes_of(self._schema)
+        is_null = arrow(path).pa.types.is_null  # what pandas writes of nothing
+        self.empty = frozenset(field.name for field in self._schema if is_null(field.type))
 
     def _open_row_groups(self):
         file = open_parquet(self._path)
@@ -174,6 +179,7 @@ class JoinedGroups(RowGroups):
         self._begins = [0, *accumulate(len(part.sizes) for part in parts)]
         self._rows = [0, *accumulate(sum(part.sizes) for part in parts)]
         self.types = _joined_types(path, parts)
+        self.empty = frozenset.intersection(*[part.empty for part in parts])
         _check_keys(path, keys, self.types)
         for name in keys[0]:
             values = [value for each in keys if (value := each[name]) is not None]
@@ -188,6 +194,8 @@ class JoinedGroups(RowGroups):
         for name in names:
             if name in keys:
                 found[name] = _constant(keys[name], self.types[name], rows)
+            elif self.types[name] == TEXT and name in self._parts[part].empty:
+                found[name] = _constant(None, TEXT, rows)
         return found
 
     def place(self, row):
@@ -217,31 +225,54 @@ def _constant(value: str | None, dtype, rows: int):
     return Text(numpy.zeros(rows, numpy.int64), (value,))
 
 
-def _joined_types(path: Path, parts) -> dict:
-    """Return the columns of all parts. Errors: ConfigurationError where they have others."""
-    types = dict(parts[0].types)
+def _joined_types(path: Path, parts: list[RowGroups]) -> dict:
+    """Return the columns of all parts; of one that is empty in some what it is in the others.
+
+    Errors: ConfigurationError where they have other columns.
+    """
+    first = parts[0]
+    types = dict(first.types)
+    telling = dict.fromkeys(types, first)
     for part in parts[1:]:
-        names = dict.fromkeys([*types, *part.types])
-        others = [name for name in names if part.types.get(name) != types.get(name)]
-        if others:
+        for name in sorted(part.types.keys() ^ types.keys()):
+            pair = (first, part) if name in types else (part, first)
+            holder, other = map(_name_of, pair)
             raise ConfigurationError(
-                f"{path}: column {others[0]!r} of {part.files[0].name} is not as in "
-                f"{parts[0].files[0].name}; wanted the same columns in all files"
+                f"{path}: {holder} has a column {name!r}, and {other} has none; wanted the same "
+                "columns in all files"
             )
+        for name, dtype in part.types.items():
+            if name in telling[name].empty:
+                types[name], telling[name] = dtype, part
+            elif name not in part.empty and str(dtype) != str(types[name]):
+                raise ConfigurationError(
+                    f"{path}: column {name!r} is {_kind_of(dtype)} in {_name_of(part)}, and "
+                    f"{_kind_of(types[name])} in {_name_of(telling[name])}; wanted the same in all "
+                    "files, or its name in data.categories"
+                )
     return types
 
 
-def files_below(path: Path, suffixes) -> list[Path]:
+def _name_of(part: RowGroups) -> str:
+    return part.files[0].name
+
+
+def _kind_of(dtype) -> str:
+    """Return in words what a column of this dtype holds."""
+    kinds = {str(NUMBER): "numbers", str(TEXT): "texts"}
+    return "nested values" if dtype is None else kinds.get(str(dtype), "times")
+
+
+def rows_below(path: Path, suffixes) -> list[Path]:
     """Return the files of a folder that end so, in the order of their names.
 
     What begins with a dot or an underscore is passed over, as other programs do.
-    Errors: InputError if there are none, too many, or a link leads round.
+    Errors: InputError if there are none, or too many; as files.folders.files_below.
     """
     found = [
         file
-        for file in sorted(path.rglob("*"))
-        if not any(name[0] in "._" for name in file.relative_to(path).parts)
-        and any(file.name.lower().endswith(suffix) for suffix in suffixes)
+        for file in sorted(files_below(path, hidden="._"))
+        if file.name[0] not in "._" and file.name.lower().endswith(tuple(suffixes))
     ]
     if not 0 < len(found) <= _MOST_FILES:
         raise InputError(

@@ -24,6 +24,7 @@ class EncodedRows:
     """The groups of a table, encoded.
 
     targets, weights   names of columns, () where they are not wanted
+    Errors: ConfigurationError if the table lacks a column that the encoder was fitted on.
     """
 
     def __init__(self, table: GroupedTable, encoder: ColumnEncoder, targets, weights):
@@ -32,6 +33,7 @@ class EncodedRows:
         features = [each.name for each in encoder.features]
         self._names = tuple(dict.fromkeys([*features, *targets, *weights]))
         encodings = [*encoder.features, *(encoder.targets if targets else ())]
+        _check_there(table, [each.name for each in encodings])
         self._others = [each.name for each in encodings if self._is_other(each)]
         self._kept: OrderedDict[int, EncodedGroup] = OrderedDict()
         self._one_reader = threading.Lock()
@@ -98,6 +100,15 @@ class EncodedRows:
             weights = _weights(columns[name], name, where)
             y = numpy.column_stack([y, weights]).astype(numpy.result_type(y, numpy.float32))
         return x, y
+
+
+def _check_there(table: GroupedTable, names: list[str]) -> None:
+    for name in names:
+        if name not in table.fields:
+            raise ConfigurationError(
+                f"{table.path} has no column {name}, which this run was trained on; it has "
+                f"{', '.join(table.fields)[:200]}"
+            )
 
 
 def _weights(column, name: str, where) -> numpy.ndarray:

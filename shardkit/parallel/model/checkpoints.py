@@ -29,7 +29,7 @@ from ...checkpoint.values import DataWriter
 from ...comm.failure.agreement import by_first, collectively
 from ...comm.same import alike, check_same, facts_of
 from ...errors import CheckpointError, ShardingWarning
-from ...files.paths import usable_path
+from ...files.paths import lasting_path, usable_path
 from ...nn.features import input_features
 from ...nn.kept import name_of
 from ...nn.module import configuration_of
@@ -101,7 +101,7 @@ class Checkpoints:
         """Copy the state, and write a checkpoint of it in the background."""
         listening = self._engine.listening
         with listening.span(CHECKPOINT):
-            path = self._agreed(path, kept, files_per_node)
+            path = lasting_path(self._agreed(path, kept, files_per_node))
             pending = self.saver.start(
                 self._store(path, files_per_node),
                 self._engine.state.counted_boxes(),

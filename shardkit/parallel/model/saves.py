@@ -208,7 +208,8 @@ class Saves:
             return
         pause = checkpoint.pause_seconds
         seconds = pause + checkpoint.write_seconds
-        self._succeed(place, Saved(step, checkpoint.folder, seconds, pause))
+        folder = str(place / Path(checkpoint.folder).name)  # as the run calls it
+        self._succeed(place, Saved(step, folder, seconds, pause))
 
     def _succeed(self, place: Path, saved: Saved) -> None:
         self.written = saved.step, saved.folder
