@@ -40,7 +40,7 @@ from .building import count_one
 from .context import current_context, is_sharded_pass
 from .init import Copied, Fill, Initializer
 from .parameter import called, filled, origin_of, shape_and_init
-from .tape import VersionCounter
+from .tape import MemoryOfModel
 
 BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32", "bool")  # of a checkpoint
 
@@ -64,18 +64,8 @@ class Observation:
     count: "Buffer | None" = None
 
 
-class HeldMemory(VersionCounter):
-    """Memory of a buffer of a sharded model, to which no forward pass writes.
-
-    name   of the buffer
-    """
-
-    def __init__(self, name: str, version: int = 0):
-        self._name = name
-        self.version = version
-
-    def anew(self, version: int) -> "HeldMemory":
-        return HeldMemory(self._name, version)
+class HeldMemory(MemoryOfModel):
+    """Memory of a buffer of a sharded model, to which no forward pass writes."""
 
     def check_change(self) -> None:
         if is_sharded_pass():

@@ -39,7 +39,7 @@ from .autograd import Tensor, array_of, is_numbers
 from .building import count_one
 from .context import current_objective, current_surroundings
 from .init import CHUNK, Copied, Initializer, Unread
-from .tape import VersionCounter
+from .tape import MemoryOfModel, VersionCounter
 
 
 class _Memory(Enum):
@@ -353,18 +353,8 @@ class Parameter(Tensor):
         return f"{type(self).__name__}({self.name!r}, {self.shape}, {self._dtype}, {state})"
 
 
-class LentMemory(VersionCounter):
-    """Memory of a sharded model, in which a parameter lies: shards, what ranks share, or rounded.
-
-    name   of the parameter
-    """
-
-    def __init__(self, name: str, version: int = 0):
-        self._name = name
-        self.version = version
-
-    def anew(self, version: int) -> "LentMemory":
-        return LentMemory(self._name, version)
+class LentMemory(MemoryOfModel):
+    """Memory of a sharded model, with a parameter in it: shards, what ranks share, or rounded."""
 
     def seen(self, whole: Tensor, view: Tensor) -> Tensor:
         parameter: Any = whole if whole.is_parameter else whole._parameter

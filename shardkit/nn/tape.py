@@ -16,7 +16,7 @@ import itertools
 from contextvars import ContextVar
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy
 
@@ -66,6 +66,20 @@ class VersionCounter:
 
     def check_change(self) -> None:
         """Raise ShardingError if the memory is not to be changed through a tensor."""
+
+
+class MemoryOfModel(VersionCounter):
+    """Memory that a sharded model keeps, of one parameter or buffer.
+
+    name   of it
+    """
+
+    def __init__(self, name: str, version: int = 0):
+        self._name = name
+        self.version = version
+
+    def anew(self, version: int) -> Self:
+        return type(self)(self._name, version)
 
 
 class TapeNode:
