@@ -33,14 +33,15 @@ def steps(ours, theirs, *inputs):
     """Return a forward and backward of each function of Tensors, from the same arrays.
 
     theirs   torch -> its function
-    Each returned function imports what it needs, so that a process measures one side alone.
+    Each returned function imports what it needs, so that a process measures one side alone; it
+    returns y and the gradient of the first input.
     """
 
     def our_step():
         leaves = [Tensor(x, requires_grad=True) for x in inputs]
         y = ours(*leaves)
         y.backward(numpy.ones(y.shape, y.dtype))
-        return y
+        return y.array, leaves[0].grad
 
     def their_step():
         import torch
@@ -49,7 +50,7 @@ def steps(ours, theirs, *inputs):
         leaves = [torch.from_numpy(x).requires_grad_() for x in inputs]
         y = theirs(torch)(*leaves)
         y.backward(torch.ones_like(y))
-        return y
+        return y.detach().numpy(), leaves[0].grad.numpy()
 
     return our_step, their_step
 
@@ -81,7 +82,7 @@ def group_norm(shape, groups):
 def batch_norm(shape):
     """Return the case of a batch norm in training."""
     return steps(
-        lambda *given: ops.batch_norm(*given)[0],
+        lambda x, weight, bias: ops.batch_norm(x, weight=weight, bias=bias)[0],
         lambda torch: (
             lambda x, *given: torch.nn.functional.batch_norm(x, None, None, *given, training=True)
         ),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from each_case import check_each
 from torch_or_skip import torch
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
@@ -246,3 +247,16 @@ def test_a_twin_cut_over_two_ranks_has_the_losses_of_one(name, tmp_path):
         race.run(turns=2, steps=1)
         assert not race.failed
         assert race.loss_difference("cut", "one") < 1e-4
+
+
+def test_both_sides_of_each_layer_are_one_function():
+    pytest.importorskip("torch")
+    from layers import CASES
+
+    def compare(name):
+        ours, theirs = (step() for step in CASES[name]())
+        for mine, wanted in zip(ours, theirs):
+            error = 1e-4 * numpy.abs(wanted).max() + 1e-6  # ones go through a norm as zeros
+            numpy.testing.assert_allclose(mine, wanted, rtol=0, atol=error)
+
+    check_each({name: [name] for name in CASES}, compare)
