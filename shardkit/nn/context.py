@@ -11,8 +11,6 @@ numbers of its own, and a second pass under an equal context counts, and draws, 
     with forward_context(context): drop(a), drop(b)    the same two: recomputation
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -125,14 +123,19 @@ def current_context() -> ForwardContext:
     return _current.get().context
 
 
-@contextmanager
-def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
+class _Passing(Scoped):
+    """A pass under a context, which begins with the block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> ForwardContext:
+        self._token = _current.set(_current.get().continued(self._value))
+        return self._value
+
+
+def forward_context(context: ForwardContext) -> Scoped:
     """Run the block, a forward pass, under this context (this thread only)."""
-    token = _current.set(_current.get().continued(context))
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+    return _Passing(_current, context)
 
 
 def run_block(home: str | None, number: int, block: Any, x: Any) -> Any:

@@ -26,7 +26,6 @@ PyTorch's GradScaler, but that the loss here is a sum over tokens and not yet th
 why it starts lower.
 """
 
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy
@@ -38,13 +37,13 @@ from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError
+from ...scoped import Together
 from ..settings import ShardingConfiguration
 from .batch import each
 from .shortage import described
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
-_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -128,16 +127,14 @@ class Numerics:
             return array
         return (rounded if self.is_mixed else copy)(array, self.compute_dtype)
 
-    @contextmanager
-    def in_use(self):
+    def in_use(self) -> Together:
         """Inside, products are computed as chosen; overflow that is voted on gives no warning."""
-        with (
+        return Together(
             products.precision(self.precision),
             products.multiplied_by(self.blas),
             products.convolutions(self.convolutions),
-            numpy.errstate(over="ignore", invalid="ignore") if self.is_scaled else _NOTHING,
-        ):
-            yield
+            *([numpy.errstate(over="ignore", invalid="ignore")] if self.is_scaled else []),
+        )
 
 
 class LossScale:
