@@ -142,6 +142,10 @@ def _form(operands, condition=None):
 
     That is: in the arena in use, or of bfloat16, which Python numbers would widen.
     """
+    if len(operands) == 2 and condition is None and is_arena_in_use():
+        x, y = operands  # as most are
+        if type(x) is type(y) is numpy.ndarray and x.shape == y.shape and x.dtype == y.dtype:
+            return (x.shape, x.dtype, numpy) if is_floating(x.dtype) else None
     arrays = [x for x in operands if type(x) not in (int, float)]
     if not arrays or not (
         is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)
