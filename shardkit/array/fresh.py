@@ -144,7 +144,8 @@ def _form(operands, condition=None):
     """
     if len(operands) == 2 and condition is None and is_arena_in_use():
         x, y = operands  # as most are
-        if type(x) is type(y) is numpy.ndarray and x.shape == y.shape and x.dtype == y.dtype:
+        are_plain = type(x) is type(y) is numpy.ndarray
+        if are_plain and x.shape == y.shape and x.dtype == y.dtype:
             return (x.shape, x.dtype, numpy) if is_floating(x.dtype) else None
     arrays = [x for x in operands if type(x) not in (int, float)]
     if not arrays or not (

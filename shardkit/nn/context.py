@@ -205,6 +205,17 @@ def late_logits() -> Scoped:
     return Scoped(_logits_are_late, True)
 
 
+_stream_dtype: ContextVar[Any] = ContextVar("shardkit_stream_dtype", default=None)
+stream_dtype = _stream_dtype.get  # () -> the dtype of residual streams; None: as they come
+
+
+def residual_streams_in(dtype: Any) -> Scoped:
+    """Inside, blocks of transformers keep what their branches are added to in this dtype; None: in
+    that of their weights (this thread only).
+    """
+    return Scoped(_stream_dtype, dtype)
+
+
 OBJECTIVE: ContextVar[str | None] = ContextVar("shardkit_objective", default=None)
 
 
