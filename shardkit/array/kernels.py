@@ -32,6 +32,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     shuffle,
     sums,
     vocabulary,
+    waves,
 )
 from .reference import dropout as _dropout  # noqa: F401  (kernels of the names of their files)
 from .reference import erf as _erf  # noqa: F401
