@@ -79,6 +79,16 @@ PACKED = [
     (1, 1, 1, 300, 900, 24, 600),
 ]
 KEPT = [(1, 1, 1, 1, 1), (3, 4, 2, 5, 4), (5, 6, 2, 9, 17), (0, 2, 1, 3, 4), (33, 2, 2, 70, 64)]
+# rows, their size, and columns beside each other, at least a vector of complex numbers
+TRANSFORMED = [
+    (0, 16, 8),
+    (1, 4, 8),
+    (3, 30, 9),
+    (2, 64, 33),
+    (70, 12, 8),
+    (5, 250, 17),
+    (2, 1024, 50),
+]
 BY_ROW = [(0, 3, 2), (1, 17, 9), (2, 0, 5), (3, 16, 1), (4, 64, 40), (9, 33, 31), (13, 600, 70)]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
@@ -403,6 +413,14 @@ TABLE = {
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
+    "rows_to_spectra": [Line(TRANSFORMED, lambda n, s: (n((s[0], s[1])), 0.5, 0.75))],
+    "spectra_to_rows": [
+        Line(TRANSFORMED, lambda n, s: (n((s[0], s[1] // 2 + 1, 2)), s[1], 0.5, 0.75)),
+    ],
+    "transform_columns": [
+        Line(TRANSFORMED, lambda n, s, sign=sign: (n((s[0], s[1] // 2, s[2], 2)), sign))
+        for sign in (-1, 1)
+    ],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
     "rotary_tables": [
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
@@ -565,6 +583,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "relu",
     "relu_backward",
     "rotary_tables",
+    "rows_to_spectra",
     "rsqrt",
     "rsqrt_backward",
     "scale_groups",
@@ -574,6 +593,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "sin_backward",
     "softplus",
     "softplus_backward",
+    "spectra_to_rows",
     "sqrt_backward",
     "square_backward",
     "tan_backward",
@@ -581,6 +601,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "tanh_backward",
     "three_halves",
     "three_halves_backward",
+    "transform_columns",
     "where_else",
     "where_of",
 }

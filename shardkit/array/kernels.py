@@ -30,6 +30,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     rules,
     segments,
     shuffle,
+    spectra,
     sums,
     vocabulary,
     waves,
