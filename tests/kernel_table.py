@@ -534,7 +534,8 @@ EXACT = {
     "where_else",
     "where_of",
 }
-ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
+# Their arguments are NumPy arrays, wherever the model is; CuPy has transforms of its own.
+ON_HOST = {"rows_kept", "rows_to_spectra", "shuffled", "spectra_to_rows", "transform_columns"}
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "abs_backward",
     "add_row",
@@ -583,7 +584,6 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "relu",
     "relu_backward",
     "rotary_tables",
-    "rows_to_spectra",
     "rsqrt",
     "rsqrt_backward",
     "scale_groups",
@@ -593,7 +593,6 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "sin_backward",
     "softplus",
     "softplus_backward",
-    "spectra_to_rows",
     "sqrt_backward",
     "square_backward",
     "tan_backward",
@@ -601,7 +600,6 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "tanh_backward",
     "three_halves",
     "three_halves_backward",
-    "transform_columns",
     "where_else",
     "where_of",
 }
@@ -689,6 +687,7 @@ def read_only(x):
 WITH_OUT = [
     name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters
 ]
+WITH_OUT_ON_DEVICE = [name for name in WITH_OUT if name in ON_DEVICE]
 
 
 def buffers_like(name, returned):
