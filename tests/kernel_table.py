@@ -79,6 +79,16 @@ PACKED = [
     (1, 1, 1, 300, 900, 24, 600),
 ]
 KEPT = [(1, 1, 1, 1, 1), (3, 4, 2, 5, 4), (5, 6, 2, 9, 17), (0, 2, 1, 3, 4), (33, 2, 2, 70, 64)]
+# rows, their size, and columns beside each other, at least a vector of complex numbers
+TRANSFORMED = [
+    (0, 16, 8),
+    (1, 4, 8),
+    (3, 30, 9),
+    (2, 64, 33),
+    (70, 12, 8),
+    (5, 250, 17),
+    (2, 1024, 50),
+]
 BY_ROW = [(0, 3, 2), (1, 17, 9), (2, 0, 5), (3, 16, 1), (4, 64, 40), (9, 33, 31), (13, 600, 70)]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
@@ -299,6 +309,8 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
     ],
+    "cos": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
+    "cos_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s)), in_place=(0, 1))],
     "cube": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "cube_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "divisor_backward": [Line(ANY, lambda n, s: (n(s), n(s).round(), n(s)), in_place=(0, 1, 2))],
@@ -397,9 +409,18 @@ TABLE = {
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
     "product_by_row": [Line(BY_ROW, lambda n, s: (n(s[:2]), n(s[:0:-1])))],
     "reciprocal_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "relu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
+    "rows_to_spectra": [Line(TRANSFORMED, lambda n, s: (n((s[0], s[1])), 0.5, 0.75))],
+    "spectra_to_rows": [
+        Line(TRANSFORMED, lambda n, s: (n((s[0], s[1] // 2 + 1, 2)), s[1], 0.5, 0.75)),
+    ],
+    "transform_columns": [
+        Line(TRANSFORMED, lambda n, s, sign=sign: (n((s[0], s[1] // 2, s[2], 2)), sign))
+        for sign in (-1, 1)
+    ],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
     "rotary_tables": [
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
@@ -433,6 +454,8 @@ TABLE = {
         Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
         Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1)),
     ],
+    "sin": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
+    "sin_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s)), in_place=(0, 1))],
     "softplus": [
         Line(ANY, lambda n, s: (4 * n(s), 1.0, 20.0), in_place=(0,)),
         Line(ANY, lambda n, s: (4 * n(s), 3.0, 8.0), in_place=(0,)),
@@ -440,6 +463,8 @@ TABLE = {
     "softplus_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s), 3.0, 8.0), in_place=(0, 1))],
     "sum_of_rows": [Line(ROWS, lambda n, s: (n(s),))],
     "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "three_halves": [Line(ANY, lambda n, s: (abs(n(s)),), in_place=(0,))],
+    "three_halves_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s))), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
     "sqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
@@ -486,6 +511,7 @@ EXACT = {
     "pool_maxima",
     "pool_maxima_backward",
     "reciprocal_backward",
+    "relu",
     "relu_backward",
     "rotary_tables",
     "rows_kept",
@@ -501,12 +527,15 @@ EXACT = {
     "sum_of_two",
     "tan_backward",
     "tanh_backward",
+    "three_halves",
+    "three_halves_backward",
     "to_half",
     "tree_sum",
     "where_else",
     "where_of",
 }
-ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
+# Their arguments are NumPy arrays, wherever the model is; CuPy has transforms of its own.
+ON_HOST = {"rows_kept", "rows_to_spectra", "shuffled", "spectra_to_rows", "transform_columns"}
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "abs_backward",
     "add_row",
@@ -519,6 +548,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "cos",
+    "cos_backward",
     "cube",
     "cube_backward",
     "divisor_backward",
@@ -550,6 +581,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "pool_maxima_backward",
     "product_by_row",
     "reciprocal_backward",
+    "relu",
     "relu_backward",
     "rotary_tables",
     "rsqrt",
@@ -557,6 +589,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "scale_groups",
     "sigmoid_backward",
     "sign",
+    "sin",
+    "sin_backward",
     "softplus",
     "softplus_backward",
     "sqrt_backward",
@@ -564,6 +598,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "tan_backward",
     "tanh",
     "tanh_backward",
+    "three_halves",
+    "three_halves_backward",
     "where_else",
     "where_of",
 }
@@ -651,6 +687,7 @@ def read_only(x):
 WITH_OUT = [
     name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters
 ]
+WITH_OUT_ON_DEVICE = [name for name in WITH_OUT if name in ON_DEVICE]
 
 
 def buffers_like(name, returned):
