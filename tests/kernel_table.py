@@ -3,6 +3,7 @@ with its lines.
 """
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -78,6 +79,14 @@ PACKED = [
     (2, 2, 2, 1030, 1030, 8, 0),  # rows that see nothing of the first tile
     (1, 1, 1, 300, 900, 24, 600),
 ]
+MASKED = [
+    (0, 2, 2, 3, 3, 4, 0),
+    (2, 4, 2, 3, 9, 4, 9),
+    (2, 4, 2, 5, 7, 8, 2),
+    (2, 2, 1, 130, 130, 17, 0),
+    (1, 2, 2, 260, 130, 8, 130),
+    (1, 2, 1, 200, 1700, 8, 1700),  # tiles that are hidden
+]
 KEPT = [(1, 1, 1, 1, 1), (3, 4, 2, 5, 4), (5, 6, 2, 9, 17), (0, 2, 1, 3, 4), (33, 2, 2, 70, 64)]
 # rows, their size, and columns beside each other, at least a vector of complex numbers
 TRANSFORMED = [
@@ -92,6 +101,8 @@ TRANSFORMED = [
 BY_ROW = [(0, 3, 2), (1, 17, 9), (2, 0, 5), (3, 16, 1), (4, 64, 40), (9, 33, 31), (13, 600, 70)]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
+# steps, sequences, inputs, width
+WALKS = [(1, 0, 2, 3), (1, 1, 1, 1), (3, 5, 2, 4), (9, 33, 5, 17), (70, 9, 33, 8)]
 # samples, channels in and out, modes
 SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
 SPECTRA += [(1, 9, 2, 128), (5, 3, 4, 129), (2, 33, 1, 257)]
@@ -126,6 +137,28 @@ class Line:
 
 def four(shape):
     return shape[0], 4 * shape[1]
+
+
+def walk_of(n, s):
+    """Return x, hidden, cell, w_ih, w_hh and bias of an LSTM."""
+    steps, batch, inputs, width = s
+    weights = n((4 * width, inputs)), n((4 * width, width)) / width
+    return (
+        n((steps, batch, inputs)),
+        n((batch, width)),
+        n((batch, width)),
+        *weights,
+        n((4 * width,)),
+    )
+
+
+def walked(n, s):
+    """Return a gradient, what an LSTM was given, and gates, cells and states."""
+    steps, batch, _, width = s
+    x, _, _, w_ih, w_hh, _ = walk_of(n, s)
+    gates = abs(n((steps, batch, 4 * width))) / 4
+    gradient, cells = [n((steps + 1, batch, width)) for _ in range(2)]
+    return gradient, x, w_ih, w_hh, gates, cells, n((steps + 2, batch, width))
 
 
 def window_of(s):
@@ -189,6 +222,30 @@ def firsts_of(s):
 
 def packed(n, s):
     return *attention(n, s), None, firsts_of(s)
+
+
+def masked(n, s, counts=(1, 1, 1), is_bool=True):
+    """Return arguments with a mask of as many samples, heads and queries, if they are not one.
+
+    Some rows see nothing, some the first keys alone, and some blocks of rows those at the end.
+    """
+    wanted = [max(1, size) if own else 1 for own, size in zip(counts, (s[0], s[1], s[3]))]
+    numbers = n((*wanted, s[4]))
+    sees = numbers < 0.8
+    sees[..., 1:4, :] = False
+    sees[..., 96:150, 5:] = False
+    sees[..., 150:, :-9] = False
+    mask = sees if is_bool else numpy.where(sees, numbers, -math.inf).astype(numbers.dtype)
+    return *attention(n, s), None, None, mask
+
+
+MASKS = [
+    masked,
+    partial(masked, counts=(1, 0, 0)),
+    partial(masked, counts=(0, 0, 1)),
+    partial(masked, counts=(0, 1, 1), is_bool=False),
+    partial(masked, counts=(1, 1, 1), is_bool=False),
+]
 
 
 def attention_backward(n, s, attention=attention):
@@ -280,11 +337,13 @@ TABLE = {
         Line(ATTENTION, attention),
         Line(WINDOWED, attention),
         Line(PACKED, packed),
+        *[Line(MASKED, form) for form in MASKS],
     ],
     "causal_attention_backward": [
         Line(ATTENTION, attention_backward),
         Line(WINDOWED, attention_backward),
         Line(PACKED, partial(attention_backward, attention=packed)),
+        *[Line(MASKED, partial(attention_backward, attention=form)) for form in MASKS],
     ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
@@ -390,9 +449,12 @@ TABLE = {
         )
         for decay in (0.0, 0.1)
     ],
-    "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
-    "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
     "log1p_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "lstm": [
+        Line(WALKS, lambda n, s: walk_of(n, s)[:6]),
+        Line(WALKS, lambda n, s: (*walk_of(n, s)[:5], None)),
+    ],
+    "lstm_backward": [Line(WALKS, walked, {"wants_x": True, "wants_weights": True})],
     "merge_attention": [Line(MERGED, sums_of_blocks, in_place=(0,))],
     "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
     "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
@@ -569,8 +631,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "leaky_relu",
     "leaky_relu_backward",
     "log1p_backward",
-    "lstm_step",
-    "lstm_step_backward",
+    "lstm",
+    "lstm_backward",
     "merge_attention",
     "mish",
     "mish_backward",

@@ -150,6 +150,8 @@ def arguments(half):
     pools = [pooling(size, 3, 2, 1, 1, (size - 1) // 2 + 1, True, False) for size in q.shape[2:]]
     largest, chosen = KERNELS["pool_maxima"].reference(exact(q), pools)
     taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
+    of_lstm = [numbers(shape, half) for shape in ((8, 3), (8, 2), (3, 4, 3), (3, 4, 8))]
+    states = [numbers((steps, 4, 2), half, steps) for steps in (4, 5)]
     return {
         "abs_backward": (g, x),
         "add_row": (x, d),
@@ -197,8 +199,11 @@ def arguments(half):
         "leaky_relu": (x, 0.25),
         "leaky_relu_backward": (g, x, 0.25),
         "log1p_backward": (g, x * x),
-        "lstm_step": (g, x, x[:, :2]),
-        "lstm_step_backward": (g[:, :2], g[:, 2:4], gates, x[:, :2], x[:, 2:4]),
+        "lstm": (of_lstm[2], *states[0][:2], *of_lstm[:2], d),
+        "lstm_backward": (
+            *(states[0], of_lstm[2], *of_lstm[:2], abs(of_lstm[3]) / 4, *states),
+            *(True, True),
+        ),
         "mish": (x,),
         "mish_backward": (g, x),
         "multiply_modes": (numbers((3, 2, 2, 5), half), numbers((2, 4, 5, 2), half, 1)),
