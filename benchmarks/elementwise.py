@@ -54,6 +54,7 @@ OPERATIONS = {
     },
     "divide": (ops.divide, (normal, positive)),
     "power of 3": (lambda x: ops.power(x, 3), PLAIN),
+    "power of 1.7": (lambda x: ops.power(x, 1.7), ABOVE_0),
     "power of 1.5": (lambda x: ops.power(x, 1.5), ABOVE_0),
     "power of Tensors": (ops.power, (positive, normal)),
     "clamp": (lambda x: ops.clamp(x, -1.0, 1.0), PLAIN),
@@ -65,7 +66,7 @@ MASK = normal(BEYOND_CACHES, 9) > 0
 # {name, or "name, backward": why its rate is below 0.5}
 BELOW: dict[str, str] = {
     **dict.fromkeys(
-        ["power of 1.5", "power of 1.5, backward", "power of Tensors"],
+        ["power of 1.7", "power of 1.7, backward", "power of Tensors"],
         "powers are NumPy's pow",
     ),
     "arctan2": "NumPy's arctan2",

@@ -8,6 +8,7 @@ with no_grad(): ...                     or @no_grad() before a function
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,7 +31,24 @@ class Scoped:
     def __call__(self, function: Callable) -> Callable:
         @functools.wraps(function)
         def inside(*args, **kwargs):
-            with Scoped(self._variable, self._value):
+            with type(self)(self._variable, self._value):
                 return function(*args, **kwargs)
 
         return inside
+
+
+class Together:
+    """Inside, all of these hold; each can be entered without an error."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: AbstractContextManager):
+        self._parts = parts
+
+    def __enter__(self) -> None:
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in reversed(self._parts):
+            part.__exit__(*error)

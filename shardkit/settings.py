@@ -43,6 +43,7 @@ def setting(default, text: str, unit: str = "", **rules):
     is_common  --help lists it among the first
     is_path    relative paths are made absolute when a run starts; is_place: they stay relative
     fixed      why a run keeps it from its start to its end; see `fixed`
+    unplanned  what another value changes in a run, which `shardkit plan` does not count, and says
     at_resume  what another value does in a run that goes on, which says it then; the value is
                stored in checkpoints
     """

@@ -3,6 +3,7 @@ with its lines.
 """
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -78,10 +79,30 @@ PACKED = [
     (2, 2, 2, 1030, 1030, 8, 0),  # rows that see nothing of the first tile
     (1, 1, 1, 300, 900, 24, 600),
 ]
+MASKED = [
+    (0, 2, 2, 3, 3, 4, 0),
+    (2, 4, 2, 3, 9, 4, 9),
+    (2, 4, 2, 5, 7, 8, 2),
+    (2, 2, 1, 130, 130, 17, 0),
+    (1, 2, 2, 260, 130, 8, 130),
+    (1, 2, 1, 200, 1700, 8, 1700),  # tiles that are hidden
+]
 KEPT = [(1, 1, 1, 1, 1), (3, 4, 2, 5, 4), (5, 6, 2, 9, 17), (0, 2, 1, 3, 4), (33, 2, 2, 70, 64)]
+# rows, their size, and columns beside each other, at least a vector of complex numbers
+TRANSFORMED = [
+    (0, 16, 8),
+    (1, 4, 8),
+    (3, 30, 9),
+    (2, 64, 33),
+    (70, 12, 8),
+    (5, 250, 17),
+    (2, 1024, 50),
+]
 BY_ROW = [(0, 3, 2), (1, 17, 9), (2, 0, 5), (3, 16, 1), (4, 64, 40), (9, 33, 31), (13, 600, 70)]
 MERGED = [(0, 1, 2, 3), (1, 1, 1, 1), (2, 3, 5, 8), (1, 2, 33, 20), (2, 2, 3, 0)]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
+# steps, sequences, inputs, width
+WALKS = [(1, 0, 2, 3), (1, 1, 1, 1), (3, 5, 2, 4), (9, 33, 5, 17), (70, 9, 33, 8)]
 # samples, channels in and out, modes
 SPECTRA = [(0, 2, 3, 4), (1, 1, 1, 1), (2, 0, 3, 5), (3, 5, 2, 4, 17), (2, 6, 9, 3, 5, 2)]
 SPECTRA += [(1, 9, 2, 128), (5, 3, 4, 129), (2, 33, 1, 257)]
@@ -116,6 +137,28 @@ class Line:
 
 def four(shape):
     return shape[0], 4 * shape[1]
+
+
+def walk_of(n, s):
+    """Return x, hidden, cell, w_ih, w_hh and bias of an LSTM."""
+    steps, batch, inputs, width = s
+    weights = n((4 * width, inputs)), n((4 * width, width)) / width
+    return (
+        n((steps, batch, inputs)),
+        n((batch, width)),
+        n((batch, width)),
+        *weights,
+        n((4 * width,)),
+    )
+
+
+def walked(n, s):
+    """Return a gradient, what an LSTM was given, and gates, cells and states."""
+    steps, batch, _, width = s
+    x, _, _, w_ih, w_hh, _ = walk_of(n, s)
+    gates = abs(n((steps, batch, 4 * width))) / 4
+    gradient, cells = [n((steps + 1, batch, width)) for _ in range(2)]
+    return gradient, x, w_ih, w_hh, gates, cells, n((steps + 2, batch, width))
 
 
 def window_of(s):
@@ -179,6 +222,30 @@ def firsts_of(s):
 
 def packed(n, s):
     return *attention(n, s), None, firsts_of(s)
+
+
+def masked(n, s, counts=(1, 1, 1), is_bool=True):
+    """Return arguments with a mask of as many samples, heads and queries, if they are not one.
+
+    Some rows see nothing, some the first keys alone, and some blocks of rows those at the end.
+    """
+    wanted = [max(1, size) if own else 1 for own, size in zip(counts, (s[0], s[1], s[3]))]
+    numbers = n((*wanted, s[4]))
+    sees = numbers < 0.8
+    sees[..., 1:4, :] = False
+    sees[..., 96:150, 5:] = False
+    sees[..., 150:, :-9] = False
+    mask = sees if is_bool else numpy.where(sees, numbers, -math.inf).astype(numbers.dtype)
+    return *attention(n, s), None, None, mask
+
+
+MASKS = [
+    masked,
+    partial(masked, counts=(1, 0, 0)),
+    partial(masked, counts=(0, 0, 1)),
+    partial(masked, counts=(0, 1, 1), is_bool=False),
+    partial(masked, counts=(1, 1, 1), is_bool=False),
+]
 
 
 def attention_backward(n, s, attention=attention):
@@ -270,11 +337,13 @@ TABLE = {
         Line(ATTENTION, attention),
         Line(WINDOWED, attention),
         Line(PACKED, packed),
+        *[Line(MASKED, form) for form in MASKS],
     ],
     "causal_attention_backward": [
         Line(ATTENTION, attention_backward),
         Line(WINDOWED, attention_backward),
         Line(PACKED, partial(attention_backward, attention=packed)),
+        *[Line(MASKED, partial(attention_backward, attention=form)) for form in MASKS],
     ],
     "clamp_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s), -0.5, 1.5), in_place=(0, 1))],
     "convolve": [
@@ -299,6 +368,8 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
     ],
+    "cos": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
+    "cos_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s)), in_place=(0, 1))],
     "cube": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "cube_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "divisor_backward": [Line(ANY, lambda n, s: (n(s), n(s).round(), n(s)), in_place=(0, 1, 2))],
@@ -378,9 +449,12 @@ TABLE = {
         )
         for decay in (0.0, 0.1)
     ],
-    "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
-    "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
     "log1p_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "lstm": [
+        Line(WALKS, lambda n, s: walk_of(n, s)[:6]),
+        Line(WALKS, lambda n, s: (*walk_of(n, s)[:5], None)),
+    ],
+    "lstm_backward": [Line(WALKS, walked, {"wants_x": True, "wants_weights": True})],
     "merge_attention": [Line(MERGED, sums_of_blocks, in_place=(0,))],
     "mish": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
     "mish_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
@@ -397,9 +471,18 @@ TABLE = {
     "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
     "product_by_row": [Line(BY_ROW, lambda n, s: (n(s[:2]), n(s[:0:-1])))],
     "reciprocal_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
+    "relu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "relu_backward": [Line(ANY, lambda n, s: (n(s), 2 * n(s)), in_place=(0, 1))],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
+    "rows_to_spectra": [Line(TRANSFORMED, lambda n, s: (n((s[0], s[1])), 0.5, 0.75))],
+    "spectra_to_rows": [
+        Line(TRANSFORMED, lambda n, s: (n((s[0], s[1] // 2 + 1, 2)), s[1], 0.5, 0.75)),
+    ],
+    "transform_columns": [
+        Line(TRANSFORMED, lambda n, s, sign=sign: (n((s[0], s[1] // 2, s[2], 2)), sign))
+        for sign in (-1, 1)
+    ],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
     "rotary_tables": [
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
@@ -433,6 +516,8 @@ TABLE = {
         Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
         Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1)),
     ],
+    "sin": [Line(ANY, lambda n, s: (4 * n(s),), in_place=(0,))],
+    "sin_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s)), in_place=(0, 1))],
     "softplus": [
         Line(ANY, lambda n, s: (4 * n(s), 1.0, 20.0), in_place=(0,)),
         Line(ANY, lambda n, s: (4 * n(s), 3.0, 8.0), in_place=(0,)),
@@ -440,6 +525,8 @@ TABLE = {
     "softplus_backward": [Line(ANY, lambda n, s: (n(s), 4 * n(s), 3.0, 8.0), in_place=(0, 1))],
     "sum_of_rows": [Line(ROWS, lambda n, s: (n(s),))],
     "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "three_halves": [Line(ANY, lambda n, s: (abs(n(s)),), in_place=(0,))],
+    "three_halves_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s))), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
     "sqrt_backward": [Line(ANY, lambda n, s: (n(s), abs(n(s)) + 0.1), in_place=(0, 1))],
@@ -486,6 +573,7 @@ EXACT = {
     "pool_maxima",
     "pool_maxima_backward",
     "reciprocal_backward",
+    "relu",
     "relu_backward",
     "rotary_tables",
     "rows_kept",
@@ -501,12 +589,15 @@ EXACT = {
     "sum_of_two",
     "tan_backward",
     "tanh_backward",
+    "three_halves",
+    "three_halves_backward",
     "to_half",
     "tree_sum",
     "where_else",
     "where_of",
 }
-ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
+# Their arguments are NumPy arrays, wherever the model is; CuPy has transforms of its own.
+ON_HOST = {"rows_kept", "rows_to_spectra", "shuffled", "spectra_to_rows", "transform_columns"}
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "abs_backward",
     "add_row",
@@ -519,6 +610,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "cos",
+    "cos_backward",
     "cube",
     "cube_backward",
     "divisor_backward",
@@ -538,8 +631,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "leaky_relu",
     "leaky_relu_backward",
     "log1p_backward",
-    "lstm_step",
-    "lstm_step_backward",
+    "lstm",
+    "lstm_backward",
     "merge_attention",
     "mish",
     "mish_backward",
@@ -550,6 +643,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "pool_maxima_backward",
     "product_by_row",
     "reciprocal_backward",
+    "relu",
     "relu_backward",
     "rotary_tables",
     "rsqrt",
@@ -557,6 +651,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "scale_groups",
     "sigmoid_backward",
     "sign",
+    "sin",
+    "sin_backward",
     "softplus",
     "softplus_backward",
     "sqrt_backward",
@@ -564,6 +660,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "tan_backward",
     "tanh",
     "tanh_backward",
+    "three_halves",
+    "three_halves_backward",
     "where_else",
     "where_of",
 }
@@ -651,6 +749,7 @@ def read_only(x):
 WITH_OUT = [
     name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters
 ]
+WITH_OUT_ON_DEVICE = [name for name in WITH_OUT if name in ON_DEVICE]
 
 
 def buffers_like(name, returned):

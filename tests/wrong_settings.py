@@ -99,6 +99,7 @@ MADE = {
     "activation_checkpointing": (of_setting("activation_checkpointing", 1), "= 1"),
     "compute_dtype": (of_setting("compute_dtype", "float12"), "compute_dtype = 'float12'"),
     "compute_dtype: float8": (of_setting("compute_dtype", "float8"), "float8"),
+    "residual_dtype": (of_setting("residual_dtype", "float64"), "residual_dtype = 'float64'"),
     "initial_loss_scale": (of_setting("initial_loss_scale", 3.0), "initial_loss_scale = 3.0"),
     "loss_scale_interval": (of_setting("loss_scale_interval", 0), "loss_scale_interval = 0"),
     "minimum_parameter_group_size": (

@@ -142,6 +142,11 @@ def _form(operands, condition=None):
 
     That is: in the arena in use, or of bfloat16, which Python numbers would widen.
     """
+    if len(operands) == 2 and condition is None and is_arena_in_use():
+        x, y = operands  # as most are
+        are_plain = type(x) is type(y) is numpy.ndarray
+        if are_plain and x.shape == y.shape and x.dtype == y.dtype:
+            return (x.shape, x.dtype, numpy) if is_floating(x.dtype) else None
     arrays = [x for x in operands if type(x) not in (int, float)]
     if not arrays or not (
         is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)
@@ -184,6 +189,8 @@ def total(x, dims: tuple[int, ...], keepdims: bool = False, dtype=None, out=None
     """
     dtype = x.dtype if dtype is None else dtype
     if type(x) is not numpy.ndarray or dtype != FLOAT32 or not _adds_many_rows(x, dims):
+        if type(x) is numpy.ndarray:
+            return numpy.add.reduce(x, dims, dtype, out, keepdims)
         return x.sum(axis=dims, dtype=dtype, keepdims=keepdims, out=out)
     if dims == (0,) and x.ndim == 2 and (out is None or x.flags.c_contiguous):
         y = _by_blocks(x, 0)

@@ -30,8 +30,10 @@ from .reference import (  # noqa: F401  each enters its kernels
     rules,
     segments,
     shuffle,
+    spectra,
     sums,
     vocabulary,
+    waves,
 )
 from .reference import dropout as _dropout  # noqa: F401  (kernels of the names of their files)
 from .reference import erf as _erf  # noqa: F401

@@ -7,6 +7,7 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 
 import platform
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -98,7 +99,7 @@ class Mesh:
         """Where this rank stands along each axis; also its rank in each group."""
         return self.shape.coordinates(self.rank)
 
-    @property
+    @cached_property
     def sample_part(self) -> tuple[int, int]:
         """Which part of a global batch this rank sees, and of how many. No communication."""
         return self.shape.part_of(self.rank), self.shape.num_parts

@@ -21,4 +21,5 @@ class TransportSettings:
         "auto",
         "how GPU arrays reach other ranks; auto: the quickest way that these ranks can use",
         among=TRANSPORTS,
+        unplanned="the hardware's links say how fast messages are",
     )

@@ -11,8 +11,6 @@ numbers of its own, and a second pass under an equal context counts, and draws, 
     with forward_context(context): drop(a), drop(b)    the same two: recomputation
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -125,14 +123,19 @@ def current_context() -> ForwardContext:
     return _current.get().context
 
 
-@contextmanager
-def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
+class _Passing(Scoped):
+    """A pass under a context, which begins with the block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> ForwardContext:
+        self._token = _current.set(_current.get().continued(self._value))
+        return self._value
+
+
+def forward_context(context: ForwardContext) -> Scoped:
     """Run the block, a forward pass, under this context (this thread only)."""
-    token = _current.set(_current.get().continued(context))
-    try:
-        yield context
-    finally:
-        _current.reset(token)
+    return _Passing(_current, context)
 
 
 def run_block(home: str | None, number: int, block: Any, x: Any) -> Any:
@@ -200,6 +203,17 @@ def late_logits() -> Scoped:
     What they are made of must last, and stay as it is, until the end of the block.
     """
     return Scoped(_logits_are_late, True)
+
+
+_stream_dtype: ContextVar[Any] = ContextVar("shardkit_stream_dtype", default=None)
+stream_dtype = _stream_dtype.get  # () -> the dtype of residual streams; None: as they come
+
+
+def residual_streams_in(dtype: Any) -> Scoped:
+    """Inside, blocks of transformers keep what their branches are added to in this dtype; None: in
+    that of their weights (this thread only).
+    """
+    return Scoped(_stream_dtype, dtype)
 
 
 OBJECTIVE: ContextVar[str | None] = ContextVar("shardkit_objective", default=None)

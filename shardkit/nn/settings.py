@@ -83,6 +83,7 @@ class Model:
         0,
         "rank of updates (LoRA) that are trained while all else is frozen; 0: all is trained",
         minimum=0,
+        unplanned="trains the updates alone, and frozen weights have no gradients or state",
     )
     lora_alpha: float = fixed(_KEPT, LORA_ALPHA, "scale of the updates is alpha / rank", above=0.0)
     lora_layers: tuple[str, ...] = fixed(

@@ -285,17 +285,17 @@ def _split(node, gradient, deferred):
     Those of parameters are deferred; if one pass computes both, they are kept until then.
     """
     owed = tuple([source is not None and source.is_parameter for source in node.sources])
-    if not any(owed):
+    if True not in owed:
         return node.backward(gradient, node.wanted)
     parameters = tuple([source if due else None for source, due in zip(node.sources, owed)])
     now = tuple([wanted and not due for wanted, due in zip(node.wanted, owed)])
-    if node.is_one_pass and any(now):
+    if node.is_one_pass and True in now:
         gradients = node.backward(gradient, node.wanted)
         kept = tuple([part if due else None for part, due in zip(gradients, owed)])
         deferred.append((lambda *_: kept, None, owed, parameters, ()))
         return tuple([part if wanted else None for part, wanted in zip(gradients, now)])
     deferred.append((node.backward, gradient, owed, parameters, node.saved))
-    return node.backward(gradient, now) if any(now) else (None,) * len(now)
+    return node.backward(gradient, now) if True in now else (None,) * len(now)
 
 
 class WeightGradients:

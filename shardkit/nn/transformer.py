@@ -35,7 +35,7 @@ from .on_parts import partwise
 from .ops.activation import gelu, swiglu
 from .ops.attention import attention_to_all, causal_attention, require_window
 from .ops.rotary import rotary
-from .ops.shape import permute, reshape
+from .ops.shape import from_stream, permute, reshape, to_stream
 
 WEIGHT_INIT = Normal(0.02)
 ROTARY_BASE = 10000.0
@@ -435,6 +435,8 @@ class TransformerBlock(Module):
         Further arguments of SelfAttention, such as kv_heads.
     """
 
+    has_residual_stream = True  # of ops.shape.to_stream()
+
     def __init__(
         self,
         width: int,
@@ -464,18 +466,20 @@ class TransformerBlock(Module):
         self._join = _JOINS[norms]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._join(self, x)
+        return self._join(self, to_stream(x))
 
 
 def _with_norms_before(block: TransformerBlock, x):
     branch = block.attention(block.attention_norm(x))
-    x, normalized = block.mlp_norm.after_adding(x, branch)
-    return x + block.mlp(normalized)
+    x, normalized = block.mlp_norm.after_adding(x, to_stream(branch))
+    return x + to_stream(block.mlp(normalized))
 
 
 def _with_norms_after(block: TransformerBlock, x):
-    x = x + block.attention_norm(block.attention(x))
-    return x + block.mlp_norm(block.mlp(x))
+    branch = block.attention(from_stream(x, block.attention_norm.weight))
+    x = x + to_stream(block.attention_norm(branch))
+    branch = block.mlp(from_stream(x, block.mlp_norm.weight))
+    return x + to_stream(block.mlp_norm(branch))
 
 
 _JOINS = dict(zip(BLOCK_NORMS, (_with_norms_before, _with_norms_after)))

@@ -24,27 +24,6 @@ from .stages import blocks_per_stage
 
 _GB = 1e9
 _ONLY_OWN = ("model.dtype", "parallel.minimum_parameter_group_size")
-# {setting: what another value changes than the one that is planned: _is_followed()}
-_LEFT_OUT = {
-    "parallel.overlap": (
-        "hides messages between data ranks, for the memory of one more unit's parameters and two "
-        "more of its gradients"
-    ),
-    "parallel.deterministic": (
-        "off keeps one sum of gradients instead of several, and reduces as the MPI library does"
-    ),
-    "parallel.domain_slabs": "computes samples in slabs, which takes longer and keeps less at once",
-    "parallel.stage_balance": "the plan's own blocks_per_stage cut the stages",
-    "parallel.frozen": "leaves out gradients, optimizer state, reductions and backward",
-    "model.lora_rank": "trains the updates alone, and frozen weights have no gradients or state",
-    "parallel.compile": "replays steps as CUDA graphs on a GPU",
-    "parallel.device": "the hardware file says what ranks compute on",
-    "parallel.gpu_transport": "the hardware's links say how fast messages are",
-    "parallel.matmul_precision": "multiplies faster",
-    "parallel.convolutions": "products are counted as a sum of all of them has them",
-    "parallel.blas": "the hardware's products say how fast matrices are multiplied",
-    "run.elastic": "keeps a copy of a neighbor's part of the model",
-}
 
 
 def software_of(own: Software, settings: RunConfiguration) -> Software:
@@ -148,9 +127,9 @@ def left_out(
             if name in keys and values[name] != keys[name].default
         ]
     lines += [
-        f"{name} = {values[name]!r} is not counted: {what}"
-        for name, what in _LEFT_OUT.items()
-        if name in keys and _is_followed(name, values[name], keys[name].default, layout)
+        f"{name} = {values[name]!r} is not counted: {key.metadata['unplanned']}"
+        for name, key in keys.items()
+        if "unplanned" in key.metadata and _is_followed(name, values[name], key.default, layout)
     ]
     if settings.run.asynchronous_checkpoints:
         copy = checkpoint_bytes(shape, software) / layout.devices / _GB

@@ -13,6 +13,7 @@ NAMES = {
     "checks": "check_timeout",
     "clocks": "ClockOffset clock_offset on_first_clock",
     "collectives.asynchronous": "InTurn begin_all_gather begin_ordered_sum",
+    "collectives.ordered": "add_slices",
     "collectives.rounds": "DIRECT rounds_of_gather rounds_of_sum",
     "collectives.turns": "to_all to_owner",
     "failure.signals": "StopSignals",

@@ -170,6 +170,7 @@ class Run:
         False,
         "continue when ranks die: immediately under Open MPI's mpiexec --with-ft ulfm, elsewhere "
         "the job script starts again",
+        unplanned="keeps a copy of a neighbor's part of the model",
     )
     elastic_every: int = setting(
         1,
@@ -212,8 +213,8 @@ class Parallel(ParallelSettings):
 
     None of it changes the trained bits but
 
-    device, compute_dtype, matmul_precision, blas   the dtype of numbers, and the library that
-                                                    computes them
+    device, compute_dtype, residual_dtype,          the dtype of numbers, and the library that
+    matmul_precision, blas                          computes them
     convolutions                                    which products make square taps
     initial_loss_scale, loss_scale_interval         under float16: which gradients are too small or
                                                     too large for it
@@ -233,9 +234,12 @@ class Parallel(ParallelSettings):
         "library that multiplies matrices on the CPU: mkl (Intel's CPUs) and onednn if installed; "
         "auto: the fastest for this model, measured when the run starts, and kept",
         among=(*LIBRARIES, AUTOMATIC),
+        unplanned="the hardware's products say how fast matrices are multiplied",
     )
     compile: bool = setting(
-        False, "on a GPU, replay steps as CUDA graphs: less time in Python, the same bits"
+        False,
+        "on a GPU, replay steps as CUDA graphs: less time in Python, the same bits",
+        unplanned="replays steps as CUDA graphs on a GPU",
     )
 
 

@@ -5,7 +5,7 @@ on the same table.
 import device_kernels as checks
 import pytest
 from gpus import why_no_gpu
-from kernel_table import DEVICE_CASES, ON_DEVICE, TABLE, WITH_OUT, bits
+from kernel_table import DEVICE_CASES, ON_DEVICE, TABLE, WITH_OUT_ON_DEVICE, bits
 
 if why_no_gpu():  # thousands of cases are not even collected
     pytest.skip(f"needs a real GPU: {why_no_gpu()}", allow_module_level=True)
@@ -44,7 +44,7 @@ def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):
             checks.check_places(cupy, name, line, shape)
 
 
-@pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.parametrize("name", WITH_OUT_ON_DEVICE)
 def test_results_go_into_the_buffers_given_and_over_inputs_with_the_same_bits(cupy, name):
     for line in TABLE[name]:
         for shape in line.shapes:

@@ -236,6 +236,7 @@ def losses_of_three_steps(device, **settings):
     [
         ({"matmul_precision": "tf32"}, 1e-4),
         ({"compute_dtype": "float16"}, 1e-4),
+        ({"compute_dtype": "float16", "residual_dtype": "float32"}, 1e-4),
         pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks),
     ],
     ids=str,

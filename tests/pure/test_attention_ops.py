@@ -165,6 +165,66 @@ def test_attention_with_a_mask_is_differentiated_again():
     assert abs(ends[0] - ends[1] - 2 * (tensors[1].grad * step).sum()) < 1e-10
 
 
+LOWEST = numpy.where(HOLES | ~HOLES.any(1, keepdims=True), 0.0, numpy.finfo("float32").min)
+CONSTANT = {
+    "numbers": ("four", BIAS, {}),
+    "numbers and holes": ("four", OUT, {}),
+    "one head": ("four", OUT[:1], {"is_causal": True}),
+    "one query": ("four", OUT[:, :1], {}),
+    "one key": ("four", BIAS[:, :, :1], {}),
+    "a vector": ("four", BIAS[0, 0], {}),
+    "samples": ("five", numpy.stack([OUT, -BIAS])[:, None], {}),
+    "the lowest numbers": ("four", LOWEST, {}),
+    "far numbers": ("four", BIAS - 1e4 * numpy.arange(5)[:, None], {"scale": 2.0}),
+    "grouped": ("grouped", OUT[0], {"enable_gqa": True}),
+    "fewer keys": ("fewer keys", RNG.standard_normal((9, 4)), {"is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", CONSTANT)
+def test_a_mask_that_takes_no_gradient_gives_what_one_that_does_gives(name, dtype):
+    shapes, mask, form = CONSTANT[name]
+    arrays, _ = inputs(shapes, dtype)
+    found = []
+    for taking, within in ((False, dtype), (True, "float64")):
+        tensors = [Tensor(array.astype(within), requires_grad=True) for array in arrays]
+        given = Tensor(mask.astype(dtype).astype(within), requires_grad=taking)
+        y = ops.scaled_dot_product_attention(*tensors, given, **form)
+        slopes = grad((y * y).sum(), tensors, create_graph=True)
+        sum((slope * slope).sum() for slope in slopes).backward()
+        z = ops.scaled_dot_product_attention(*tensors, given, **form)
+        plain = grad((z * z).sum(), tensors)
+        parts = [*slopes, *plain, *[tensor.grad for tensor in tensors]]
+        found.append([y.array, *[getattr(part, "array", part) for part in parts]])
+    for mine, wanted in zip(*found, strict=True):
+        tolerance = (1e-10 if dtype == "float64" else 2e-5) * max(1, abs(wanted).max())
+        numpy.testing.assert_allclose(mine, wanted, rtol=0, atol=tolerance)
+
+
+def test_a_hidden_key_may_be_no_number():
+    (q, k, v), _ = inputs("four", "float32")
+    sees = numpy.arange(7) < 5
+    wanted = ops.scaled_dot_product_attention(*map(Tensor, (q, k, v)), sees)
+    k[:, :, 5:] = [numpy.nan, numpy.inf] * 2
+    assert (
+        ops.scaled_dot_product_attention(*map(Tensor, (q, k, v)), sees).array == wanted.array
+    ).all()
+
+
+def test_a_sample_has_the_same_bits_beside_others_with_masks_of_their_own():
+    rng = numpy.random.default_rng(0)
+    arrays = [rng.standard_normal((3, 2, 300, 16)).astype("float32") for _ in range(3)]
+    sees = numpy.arange(300) < numpy.array([70, 300, 131])[:, None, None, None]
+    found = []
+    for samples in (slice(0, 3), slice(2, 3)):
+        tensors = [Tensor(array[samples], requires_grad=True) for array in arrays]
+        y = ops.scaled_dot_product_attention(*tensors, sees[samples])
+        (y * y).sum().backward()
+        found.append([y.array[-1], *[tensor.grad[-1] for tensor in tensors]])
+    assert all((a == b).all() for a, b in zip(*found))
+
+
 def t(*shape, dtype="float64"):
     return Tensor(numpy.ones(shape, dtype))
 

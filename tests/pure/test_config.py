@@ -235,6 +235,7 @@ WRONG = {
     "deterministic": (None, 0, "no"),
     "check": (1, "yes"),
     "device": ("tpu", 0, None, ["cpu"]),
+    "residual_dtype": ("float64", 16, float),
     "compute_dtype": ("float64", 16, float),
     "initial_loss_scale": (0, 3, NAN, INF, True, "1024"),
     "loss_scale_interval": (0, 2.5, True, "10"),

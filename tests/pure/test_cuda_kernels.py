@@ -14,7 +14,7 @@ from kernel_table import (
     EXACT,
     ON_DEVICE,
     TABLE,
-    WITH_OUT,
+    WITH_OUT_ON_DEVICE,
     bits,
     cuda,
     made,
@@ -137,7 +137,7 @@ def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):
         checks.check_places(cupy, name, line, shape)
 
 
-@pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.parametrize("name", WITH_OUT_ON_DEVICE)
 @pytest.mark.thorough(but=8)
 def test_results_go_into_the_buffers_given_and_over_inputs_with_the_same_bits(cupy, name):
     for line, shape in small(name):

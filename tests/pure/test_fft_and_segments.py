@@ -5,7 +5,7 @@ import pytest
 from torch_or_skip import torch
 
 from shardkit import AutogradError, ConfigurationError, ShapeError, nn
-from shardkit.nn import Tensor, ops
+from shardkit.nn import Tensor, grad, ops
 from shardkit.testing.nn import linear_of_gathered, side_by_side
 
 SHAPES = [(3, 4, 5), (1, 1, 1), (2, 7, 6)]
@@ -218,3 +218,72 @@ def test_what_does_not_fit_is_refused(name):
     call, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         call()
+
+
+LOOP_FORMS = [
+    ((3, 16), (-1,)),
+    ((2, 12, 40), (1, 2)),
+    ((9, 2, 10, 18), (0, 2, 3)),
+    ((2, 3, 8), (2,)),
+]
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("shape, dims", LOOP_FORMS, ids=str)
+def test_float32_by_loops_is_pytorch_in_float64(shape, dims, norm):
+    """Values, gradients for a spectrum that is none of a real signal, and second derivatives."""
+    x = normal(*shape).astype("float32")
+    spectrum = normal(*shape[:-1], shape[-1] // 2 + 1, 2).astype("float32")
+    sizes = [shape[dim] for dim in dims]
+
+    def found(op, x, gradient, *form):
+        leaf, sent = Tensor(x, requires_grad=True), Tensor(gradient, requires_grad=True)
+        y = op(leaf, *form, norm=norm)
+        (first,) = grad((y * sent).sum(), leaf, create_graph=True)
+        second = grad((first * first).sum(), sent)[0]
+        return [each.array for each in (y, first, second)]
+
+    def expected(op, x, gradient, *form):
+        leaf, sent = [
+            torch.tensor(each.astype("float64"), requires_grad=True) for each in (x, gradient)
+        ]
+        y = op(leaf, *form, norm=norm)
+        (first,) = torch.autograd.grad((y * sent).sum(), leaf, create_graph=True)
+        second = torch.autograd.grad((first * first).sum(), sent)[0]
+        return [each.detach().numpy() for each in (y, first, second)]
+
+    def there(x, *form, norm):
+        return torch.view_as_real(torch.fft.rfftn(x, *form, norm=norm))
+
+    def back(x, *form, norm):
+        return torch.fft.irfftn(torch.view_as_complex(x), *form, norm=norm)
+
+    cases = [(ops.fft.rfftn, there, x, spectrum), (ops.fft.irfftn, back, spectrum, x)]
+    for ours, theirs, *arrays in cases:
+        pairs = zip(found(ours, *arrays, sizes, dims), expected(theirs, *arrays, sizes, dims))
+        for one, right in pairs:
+            assert one.dtype == "float32"
+            assert abs(one - right).max() <= 4e-7 * abs(right).max()
+
+
+def test_bits_of_a_transform_do_not_depend_on_the_others():
+    x = normal(7, 5, 12, 48).astype("float32")
+    whole = ops.fft.rfftn(Tensor(x), dim=(2, 3)).array
+    back = ops.fft.irfftn(Tensor(whole), dim=(2, 3)).array
+    for start, stop in [(0, 1), (2, 5), (6, 7)]:
+        part = ops.fft.rfftn(Tensor(x[start:stop].copy()), dim=(2, 3)).array
+        assert part.tobytes() == whole[start:stop].tobytes()
+        again = ops.fft.irfftn(Tensor(part), dim=(2, 3)).array
+        assert again.tobytes() == back[start:stop].tobytes()
+    rows = ops.fft.rfft(Tensor(x)).array
+    one = ops.fft.rfft(Tensor(x[3, 2, 7].copy())).array
+    assert one.tobytes() == rows[3, 2, 7].tobytes()
+
+
+def test_rows_that_begin_within_a_pair_are_transformed():
+    memory = numpy.arange(33, dtype="float32")
+    x = memory[1:].reshape(2, 16)
+    right = numpy.fft.rfft(x.astype("float64"))
+    found = ops.fft.rfft(Tensor(x)).array
+    numpy.testing.assert_allclose(found[..., 0], right.real, atol=1e-4)
+    numpy.testing.assert_allclose(found[..., 1], right.imag, atol=1e-4)

@@ -150,6 +150,8 @@ def arguments(half):
     pools = [pooling(size, 3, 2, 1, 1, (size - 1) // 2 + 1, True, False) for size in q.shape[2:]]
     largest, chosen = KERNELS["pool_maxima"].reference(exact(q), pools)
     taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
+    of_lstm = [numbers(shape, half) for shape in ((8, 3), (8, 2), (3, 4, 3), (3, 4, 8))]
+    states = [numbers((steps, 4, 2), half, steps) for steps in (4, 5)]
     return {
         "abs_backward": (g, x),
         "add_row": (x, d),
@@ -166,6 +168,8 @@ def arguments(half):
         "convolve": (q, taps, d[:6], window),
         "convolve_input": (after, taps, d[:4], window, (5, 6)),
         "convolve_weight": (after, q, window, (2, 2)),
+        "cos": (x,),
+        "cos_backward": (g, x),
         "cross_entropy": (x, ids),
         "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
         "cross_entropy_with_gradient": (x, ids),
@@ -197,8 +201,11 @@ def arguments(half):
         "leaky_relu": (x, 0.25),
         "leaky_relu_backward": (g, x, 0.25),
         "log1p_backward": (g, x * x),
-        "lstm_step": (g, x, x[:, :2]),
-        "lstm_step_backward": (g[:, :2], g[:, 2:4], gates, x[:, :2], x[:, 2:4]),
+        "lstm": (of_lstm[2], *states[0][:2], *of_lstm[:2], d),
+        "lstm_backward": (
+            *(states[0], of_lstm[2], *of_lstm[:2], abs(of_lstm[3]) / 4, *states),
+            *(True, True),
+        ),
         "mish": (x,),
         "mish_backward": (g, x),
         "multiply_modes": (numbers((3, 2, 2, 5), half), numbers((2, 4, 5, 2), half, 1)),
@@ -217,9 +224,12 @@ def arguments(half):
         "segment_max": (x, numpy.arange(len(x)) % 4, 4),
         "sigmoid": (x,),
         "sigmoid_backward": (g, x),
+        "relu": (x,),
         "sign": (x,),
         "silu": (x,),
         "silu_backward": (g, x),
+        "sin": (x,),
+        "sin_backward": (g, x),
         "softmax": (x,),
         "softmax_backward": (g, probabilities),
         "softplus": (x, 1.0, 20.0),
@@ -231,6 +241,8 @@ def arguments(half):
         "swiglu": (g, x),
         "swiglu_backward": (g, x, d + x),
         "tan_backward": (g, x),
+        "three_halves": (x * x,),
+        "three_halves_backward": (g, x * x),
         "tanh": (x,),
         "tanh_backward": (g, x),
         "where_else": (x, exact(g) > 0, -1.5, True),
@@ -282,9 +294,12 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "product_by_row",
         "rotary_tables",
         "rows_kept",
+        "rows_to_spectra",
         "sgd",
         "shuffled",
+        "spectra_to_rows",
         "to_half",
+        "transform_columns",
         "tree_sum",
     }
     assert {name for name, entry in KERNELS.items() if entry.half is None} == never_of_halves

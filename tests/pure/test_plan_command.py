@@ -368,6 +368,7 @@ SAID = {
     "parallel.frozen": ("blocks.*",),
     "parallel.gpu_transport": "nccl",
     "run.elastic": True,
+    "parallel.residual_dtype": "float32",
     "parallel.matmul_precision": "tf32",
     "parallel.convolutions": "direct",
     "parallel.blas": "mkl",

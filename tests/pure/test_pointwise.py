@@ -75,6 +75,10 @@ ERRORS = {
     "erf_gelu_backward": ((), gelu_slope, 4.0, 1e-7),
     "mish_backward": ((), mish_slope, 4.0, 1e-7),
     "erf_backward": ((), lambda x: 2 / math.sqrt(math.pi) * numpy.exp(-x * x), 3.0, 0.0),
+    "sin": ((), numpy.sin, 2.0, 0.0),
+    "sin_backward": ((), numpy.cos, 2.0, 0.0),
+    "cos": ((), numpy.cos, 2.0, 0.0),
+    "cos_backward": ((), lambda x: -numpy.sin(x), 2.0, 0.0),
     "elu_backward": ((1.0,), lambda x: numpy.exp(numpy.minimum(x, 0)), 2.0, 0.0),
     "softplus_backward": ((1.0, 1e9), special.expit, 2.5, 0.0),
 }
@@ -107,20 +111,24 @@ def test_the_error_over_all_exponents_is_what_is_said(name):
     assert not wrong.any(), (x[wrong][:5], x[units.argmax()], units.max())
 
 
-@pytest.mark.parametrize("name", ["erf", "tanh", "erf_gelu", "mish", "softplus", "elu"])
+@pytest.mark.parametrize(
+    "name", ["erf", "tanh", "erf_gelu", "mish", "softplus", "elu", "sin", "cos"]
+)
 def test_infinities_zeros_and_nan_are_those_of_the_definition(name):
     x = numpy.float32([numpy.inf, -numpy.inf, numpy.nan, 0.0, -0.0, 3e38, -3e38, 1e-45, -1e-45])
     with numpy.errstate(all="ignore"):
         right = KERNELS[name].reference(x, *ERRORS[name][0])
-    numpy.testing.assert_allclose(computed(name, x), right, rtol=1e-6, atol=2e-45)
-    if name in ("erf", "tanh", "erf_gelu"):
+        found = computed(name, x)
+    numpy.testing.assert_allclose(found, right, rtol=1e-6, atol=2e-45)
+    if name in ("erf", "tanh", "erf_gelu", "sin"):
         is_finite = numpy.isfinite(x)
-        assert (numpy.signbit(computed(name, x)) == numpy.signbit(x))[is_finite].all()
+        assert (numpy.signbit(found) == numpy.signbit(x))[is_finite].all()
 
 
 ONE_BY_ONE = [
     *ERRORS,
     "abs_backward",
+    "relu",
     "relu_backward",
     "sigmoid_backward",
     "sign",
@@ -166,3 +174,9 @@ def test_second_derivatives_are_those_of_the_slope(name):
     step = 1e-5
     expected = (slope(x + step)[1].array - slope(x - step)[1].array) / (2 * step)
     numpy.testing.assert_allclose(second.array, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_three_halves_of_special_numbers_are_the_powers_of_c():
+    x = numpy.float32([numpy.inf, -numpy.inf, numpy.nan, 0.0, -0.0, -2.0, 4.0])
+    with numpy.errstate(invalid="ignore"):
+        numpy.testing.assert_array_equal(kernels.three_halves(x), x**1.5)

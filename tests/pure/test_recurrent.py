@@ -105,6 +105,37 @@ def test_half_floats_give_what_float32_gives(name):
         numpy.testing.assert_allclose(half, whole, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("asked", [{"x"}, {"w_ih", "b_hh"}, {"hidden", "w_hh"}, {"cell"}])
+def test_a_gradient_of_an_lstm_has_the_same_bits_whatever_else_is_wanted(asked):
+    rng = numpy.random.default_rng(0)
+    sizes = {"x": (40, 9, 5), "hidden": (9, 20), "cell": (9, 20), "w_ih": (80, 5)}
+    sizes |= {"w_hh": (80, 20), "b_ih": (80,), "b_hh": (80,)}
+    arrays = {name: rng.standard_normal(size).astype("float32") for name, size in sizes.items()}
+    grads = []
+    for wanted in (set(sizes), asked):
+        given = {name: Tensor(a, requires_grad=name in wanted) for name, a in arrays.items()}
+        y, cell = nn.ops.lstm(**given)
+        ((y * y).sum() + cell.sum()).backward()
+        assert all((part.grad is None) == (name not in wanted) for name, part in given.items())
+        grads.append({name: given[name].grad for name in asked})
+    assert all((grads[0][name] == grads[1][name]).all() for name in asked)
+
+
+def test_a_sequence_of_an_lstm_has_the_same_bits_in_any_batch():
+    rng = numpy.random.default_rng(0)
+    x = rng.standard_normal((7, 13, 5)).astype("float32")
+    layer = nn.LSTM(5, 9).finish(1)
+    whole = Tensor(x, requires_grad=True)
+    y, _ = layer(whole)
+    y.sum().backward()
+    for first, last in ((0, 1), (1, 4), (4, 13)):
+        part = Tensor(x[:, first:last], requires_grad=True)
+        z, _ = layer(part)
+        z.sum().backward()
+        assert (z.array == y.array[:, first:last]).all()
+        assert (part.grad == whole.grad[:, first:last]).all()
+
+
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_a_split_backward_gives_the_same_bits(name):
     grads = []

@@ -66,6 +66,64 @@ def test_gradients_are_those_of_float64_to_a_few_roundings(half, style, mesh, po
 
 
 @EVERY_HALF
+@pytest.mark.parametrize("norms", ["before", "after"])
+def test_a_residual_stream_in_float32_brings_gradients_nearer_and_has_the_same_bits(half, norms):
+    choices = {"style": "llama", "heads": 6, "norms": norms}
+
+    def build(dtype):
+        return gpt(4, dtype=dtype, **choices)
+
+    def distance(mesh=(1, 1, 1), policy="fsdp", **settings):
+        settings |= {"compute_dtype": half, **scale}
+        run = trained(mesh, policy, steps=1, model=lambda: build("float32"), **settings)
+        return relative_distance(run.gradients[0], right), run.gradients[0].tobytes()
+
+    scale = {"initial_loss_scale": 1.0} if half == "float16" else {}
+
+    right = trained((1, 1, 1), steps=1, model=lambda: build("float64")).gradients[0]
+    usual, _ = distance()
+    how = {"residual_dtype": "float32", "micro_batches": 4}
+    near, bits = distance(**how)
+    most = {"before": 0.9, "after": 1.0}[norms] * usual  # branches read it rounded there
+    assert near < most
+    assert distance((2, 1, 1), "zero1", **how) == (near, bits)
+    assert distance((1, 2, 1), "fsdp", **{**how, "micro_batches": 2}) == (near, bits)
+    among_two, _ = distance((1, 1, 2), "ddp", sequence_parallel=True, **how)
+    assert among_two < 1.1 * most
+
+
+@EVERY_HALF
+def test_a_residual_stream_in_float32_is_kept_in_predictions_and_texts(half):
+    def run(backend):
+        def build(**settings):
+            config = sk.ShardingConfiguration(backend, **settings)
+            return sk.FSDPModel(half_gpt(4, heads=6), config)
+
+        x = numpy.arange(32).reshape(4, 8)
+        plain, usual = build().predict(x), build(compute_dtype=half)
+        near = build(compute_dtype=half, residual_dtype="float32")
+        assert near.get_model_metadata()["residual_dtype"] == "float32"
+        distances = [relative_distance(each.predict(x), plain) for each in (near, usual)]
+        assert distances[0] < 0.95 * distances[1]
+        (text,) = near.generate([x[0, :5]], 3, temperature=0.0)
+        whole = near.predict(numpy.concatenate([x[0, :5], text])[None])
+        assert (whole[0, 4:7].argmax(1) == text).all()
+
+    sk.run_ranks(2, run)
+
+
+def test_a_residual_stream_is_that_of_transformers():
+    def run(backend):
+        config = sk.ShardingConfiguration(
+            backend, compute_dtype="float16", residual_dtype="float32"
+        )
+        with pytest.raises(ConfigurationError, match="blocks of transformers, and MLP has none"):
+            sk.DDPModel(sk.models.MLP((3, 2, 1)), config)
+
+    sk.run_ranks(2, run)
+
+
+@EVERY_HALF
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_losses_of_an_mlp_are_those_of_float32(half, task):
     rng = numpy.random.default_rng(0)
@@ -564,6 +622,7 @@ def test_a_run_tells_of_the_scale_and_of_what_it_computes_in(tmp_path, capsys):
         ({"dtype": "float64"}, {"compute_dtype": "float32"}, "wanted a model of float32"),
         ({}, {"compute_dtype": "float8"}, "does not train in it; wanted one of float32, bfloat16"),
         ({}, {"initial_loss_scale": 8.0}, 'only compute_dtype = "float16" scales'),
+        ({}, {"residual_dtype": "float32"}, "computes in float32; wanted None, or compute_dtype"),
         (
             {},
             {"loss_scale_interval": 8, "compute_dtype": "float32"},
@@ -586,7 +645,7 @@ def test_tf32_is_for_products_of_float32():
     with pytest.raises(
         ConfigurationError, match="for products of float32, but this model computes in float16"
     ):
-        Numerics.of(config, numpy.dtype("float32"), numpy)
+        Numerics.of(config, small_gpt(), numpy)
 
 
 def test_sequence_slices_dropout_and_predictions_are_the_same_on_all_ranks():

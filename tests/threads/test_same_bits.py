@@ -250,6 +250,7 @@ CHANGE_THE_BITS = [
     ("deterministic", False, {}),
     ("gradient_compression", "float16", {}),
     ("compute_dtype", "float16", {}),
+    ("residual_dtype", "float32", HALF),
     ("initial_loss_scale", 1.0, HALF),
     ("loss_scale_interval", 1, {**HALF, "parallel.initial_loss_scale": 1.0}),
 ]

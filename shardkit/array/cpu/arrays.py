@@ -9,6 +9,7 @@ from .. import fresh
 from ..arena import empty
 from ..dtypes import BFLOAT16, FLOAT32
 from ..registry import KERNELS, on_cpu
+from .tiles import VECTOR_BYTES
 
 PIECE_ELEMENTS = 1 << 14
 
@@ -32,6 +33,12 @@ def bits(x):
 def computed_dtype(x):
     """Return the dtype that loops compute in for this array: float32 for bfloat16."""
     return FLOAT32 if x.dtype.char == BFLOAT16 else x.dtype
+
+
+def padded(num_columns, num_vectors, dtype):
+    """Return the columns up to the next multiple of so many vectors."""
+    size = num_vectors * VECTOR_BYTES // dtype.itemsize
+    return -(-num_columns // size) * size
 
 
 def elementwise(loop, *inputs, shared=(), out=None):

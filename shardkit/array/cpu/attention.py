@@ -26,19 +26,21 @@ from ..arena import empty
 from ..halves import rounded, widened
 from ..reference.attention import rotary_tables
 from ..registry import on_cpu
-from .arrays import bits, computed_dtype, plain
+from .arrays import bits, computed_dtype, padded, plain
 from .attention_tiles import (
     KEYS,
     LN_2,
     QUERIES,
     BackwardBuffers,
     ForwardBuffers,
+    HeadMask,
     HeadRows,
     HeadSizes,
     attend_backward_head,
     attend_rows,
     dot,
     log_sum,
+    seen_rows,
     start_of,
 )
 from .compiled import compiled
@@ -48,7 +50,6 @@ from .panels import PANEL_VECTORS
 from .queries import attend_one
 from .scalar import fma, larger, like
 from .storage import narrow, wide
-from .tiles import VECTOR_BYTES
 
 FEW_QUERIES = 4  # up to so many, packing the keys costs more than it saves
 CALL_SCORES = 1 << 21  # of a call of a loop, hidden ones too, between two looks at messages
@@ -63,40 +64,42 @@ __all__ = [
 
 
 @on_cpu
-def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, mask=None, out=None):
     y = _empty_by_position(q) if out is None else out
     dtype = computed_dtype(q)
     if q.dtype != dtype and q.shape[2] <= FEW_QUERIES:
         given = *map(widened, (q, k, v)), scale, first_query
-        wide_y, log_sums = causal_attention(*given, window, firsts)
+        wide_y, log_sums = causal_attention(*given, window, firsts, mask)
         return rounded(wide_y, y.dtype, y), log_sums
     log_sums = empty(q.shape[:3], dtype)
     if q.size:
         sizes, firsts = _sizes(q, k, first_query), _firsts(q, first_query, window, firsts)
         arrays = map(_rows, (q, k, v, y))
         given = sizes, float(scale), firsts, *arrays, log_sums.reshape(-1)
-        if sizes.num_queries <= FEW_QUERIES:
+        if sizes.num_queries <= FEW_QUERIES and mask is None:
             _attend_few(*given, empty(sizes.num_keys, dtype))
         else:
-            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, _packed(q)))
+            buffers = _buffers(sizes, _packed(q))
+            _in_parts(_attend, len(q), sizes, *given, _mask(mask, sizes, dtype), buffers)
     return y, log_sums
 
 
 @on_cpu
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
+    gradient, q, k, v, y, sums, scale, first, window=None, firsts=None, mask=None, out=3 * (None,)
 ):
     for_q, for_k, for_v = [
         _empty_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
     ]
-    num_seen = first_query + q.shape[2] if q.size else 0  # the keys from there on, if any
+    num_seen = first + q.shape[2] if q.size else 0  # the keys from there on, if any
     for_k[:, :, num_seen:], for_v[:, :, num_seen:] = 0, 0
     if q.size:
-        sizes, firsts = _sizes(q, k, first_query), _firsts(q, first_query, window, firsts)
+        sizes, firsts = _sizes(q, k, first), _firsts(q, first, window, firsts)
         arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
-        given = sizes, float(scale), firsts, *arrays, plain(log_sums).reshape(-1)
+        given = sizes, float(scale), firsts, *arrays, plain(sums).reshape(-1)
         buffers = _backward_buffers(sizes, _packed(q))
-        _in_parts(_attend_backward, len(q), sizes, *given, buffers)
+        seen = _mask(mask, sizes, computed_dtype(q))
+        _in_parts(_attend_backward, len(q), sizes, *given, seen, buffers)
     return for_q, for_k, for_v
 
 
@@ -141,6 +144,42 @@ def _firsts(q, first_query, window, firsts):
     return numpy.maximum(behind - int(window), 0)[None]
 
 
+def _mask(mask, sizes, dtype):
+    """Return a mask [B or 1, H or 1, S or 1, T] as HeadMask."""
+    if mask is None:
+        no_spans = numpy.empty((0, 2), numpy.int64)
+        return HeadMask(numpy.empty(0, dtype), 0, 0, 0, no_spans, 0, 0, 0)
+    *counts, num_keys = mask.shape
+    rows = empty((*counts, padded(num_keys, 1, dtype)), dtype)
+    rows[..., num_keys:] = 0
+    added = rows[..., :num_keys]
+    if mask.dtype == bool:
+        added[...] = -math.inf
+        numpy.copyto(added, 0, where=mask)
+        sees = mask
+    else:
+        numbers = widened(mask)
+        lowest = numpy.finfo(dtype).min * (LN_2 / 1.01)  # finite beside ln 2
+        numpy.maximum(numbers, lowest, out=added)
+        added *= 1 / LN_2
+        sees = numbers > -math.inf
+        numpy.copyto(added, -math.inf, where=numbers == -math.inf)
+    starts = range(0, counts[2], min(QUERIES, sizes.num_queries))
+    seen = numpy.logical_or.reduceat(sees, starts, axis=2)  # [.., .., blocks, T]
+    ends = num_keys - seen[..., ::-1].argmax(axis=-1)
+    ends[~seen.any(axis=-1)] = 0
+    spans = numpy.stack([seen.argmax(axis=-1), ends], axis=-1)
+    of_rows = [number * rows.shape[3] for number in _steps(counts)]
+    of_spans = _steps(spans.shape[:3])
+    return HeadMask(rows.reshape(-1), *of_rows, spans.reshape(-1, 2), *of_spans)
+
+
+def _steps(shape):
+    """Return from how many to the next each dim leads; 0 of one that all share."""
+    steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    return [0 if size == 1 else step for size, step in zip(shape, steps)]
+
+
 def _rows(x):
     """Return x [B, H, S, D] as HeadRows; a copy unless its rows [D] lie in one piece."""
     size = x.itemsize
@@ -155,7 +194,7 @@ def _rows(x):
 
 
 @compiled
-def _attend(first, last, sizes, scale, firsts, q, k, v, y, log_sums, buffers):
+def _attend(first, last, sizes, scale, firsts, q, k, v, y, log_sums, mask, buffers):
     """Compute y and log_sums of the (sample, key head) pairs first .. last - 1."""
     group = sizes.num_heads // sizes.num_key_heads
     height = buffers.scores.shape[0]
@@ -174,7 +213,8 @@ def _attend(first, last, sizes, scale, firsts, q, k, v, y, log_sums, buffers):
                 num_rows = min(height, sizes.num_queries - row)
                 start = start_of(q, sample, head) + row * q.row
                 pack(q.flat, start, q.row, num_rows, dim, buffers.queries)
-                attend_rows(sizes, row, num_rows, times, firsts[of], buffers)
+                seen = seen_rows(mask, sample, head, row, height, sizes.num_keys)
+                attend_rows(sizes, row, num_rows, times, firsts[of], mask, seen, buffers)
                 start = start_of(y, sample, head) + row * y.row
                 unpack(buffers.sums, num_rows, dim, one, y.flat, start, y.row)
                 place = (sample * sizes.num_heads + head) * sizes.num_queries + row
@@ -204,7 +244,22 @@ def _attend_few(sizes, scale, firsts, q, k, v, y, log_sums, scores):
 
 @compiled
 def _attend_backward(
-    first, last, sizes, scale, firsts, gradient, q, k, v, y, for_q, for_k, for_v, log_sums, buffers
+    first,
+    last,
+    sizes,
+    scale,
+    firsts,
+    gradient,
+    q,
+    k,
+    v,
+    y,
+    for_q,
+    for_k,
+    for_v,
+    log_sums,
+    mask,
+    buffers,
 ):
     """Compute the gradients of the (sample, key head) pairs first .. last - 1."""
     group = sizes.num_heads // sizes.num_key_heads
@@ -234,7 +289,7 @@ def _attend_backward(
                 start = start_of(y, sample, head) + i * y.row
                 buffers.along[i] = dot(y.flat[start : start + dim], g[row : row + dim])
                 row += gradient.row
-            attend_backward_head(sizes, times, firsts[of], buffers)
+            attend_backward_head(sizes, times, firsts[of], mask, sample, head, buffers)
             start = start_of(for_q, sample, head)
             unpack(buffers.for_queries, num_queries, dim, by_scale, for_q.flat, start, for_q.row)
         start = start_of(for_k, sample, key_head)
@@ -305,7 +360,7 @@ def _packed(x):
 def _buffers(sizes, packed):
     """Return what the forward of a head needs beside its results."""
     num_rows = min(QUERIES, sizes.num_queries)
-    width = _width(sizes.head_dim, 1, packed.sums)
+    width = padded(sizes.head_dim, 1, packed.sums)
     scores = _tile(sizes, packed.sums)
     return ForwardBuffers(
         _panels(sizes, packed),
@@ -321,7 +376,7 @@ def _buffers(sizes, packed):
 
 def _backward_buffers(sizes, packed):
     """Return what the backward of a head needs beside its results."""
-    width = _width(sizes.head_dim, 1, packed.sums)
+    width = padded(sizes.head_dim, 1, packed.sums)
     by_query = sizes.num_queries, width
     queries, gradients = [packed.beside(*by_query) for _ in range(2)]
     scores, for_scores = [_tile(sizes, packed.sums) for _ in range(2)]
@@ -344,21 +399,15 @@ def _backward_buffers(sizes, packed):
 
 def _panels(sizes, packed):
     """Return a buffer for the rows of all keys, transposed."""
-    width = _width(1, PANEL_VECTORS, packed.sums)
+    width = padded(1, PANEL_VECTORS, packed.sums)
     depth = -(-sizes.head_dim // packed.num)
     return empty((-(-sizes.num_keys // width), depth, width), packed.items)
 
 
 def _tile(sizes, dtype):
     """Return a buffer [queries, keys] for scores, with room behind them for hidden ones."""
-    num_keys = min(KEYS, _width(sizes.num_keys, 1, dtype))
+    num_keys = min(KEYS, padded(sizes.num_keys, 1, dtype))
     return empty((min(QUERIES, sizes.num_queries), num_keys + 128 // dtype.itemsize), dtype)
-
-
-def _width(num_columns, num_vectors, dtype):
-    """Return the columns up to the next multiple of so many vectors."""
-    size = num_vectors * VECTOR_BYTES // dtype.itemsize
-    return -(-num_columns // size) * size
 
 
 # ---- rotary --------------------------------------------------------------------------------------

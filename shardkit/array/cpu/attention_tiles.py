@@ -53,6 +53,26 @@ class HeadRows(NamedTuple):
     row: int
 
 
+class HeadMask(NamedTuple):
+    """What is added to scores / ln 2: [samples, heads, queries, T and a gap], or nothing.
+
+    flat               from its first element on; -inf where a query does not see a key
+    sample, head, row  elements from one to the next: 0 where all have the same
+    spans              [blocks of QUERIES rows, 2] the first key that any row of a block sees, and
+                       the one behind the last; without a mask there are no spans
+    of_sample, of_head, of_block  spans from one to the next
+    """
+
+    flat: numpy.ndarray
+    sample: int
+    head: int
+    row: int
+    spans: numpy.ndarray
+    of_sample: int
+    of_head: int
+    of_block: int
+
+
 class ForwardBuffers(NamedTuple):
     """Arrays that the forward of a head works in; width is D, padded. Marked * may be words."""
 
@@ -94,6 +114,17 @@ class BackwardBuffers(NamedTuple):
 def start_of(x, sample, head):
     """Return where the rows of a head begin."""
     return sample * x.sample + head * x.head
+
+
+@inlined
+def seen_rows(mask, sample, head, row, height, num_keys):
+    """Return where the mask of a block of rows begins, and the span of keys that they see."""
+    if len(mask.spans) == 0:
+        return 0, 0, num_keys
+    block = sample * mask.of_sample + head * mask.of_head
+    block += row // height * mask.of_block
+    first, end = mask.spans[block]
+    return start_of(mask, sample, head) + row * mask.row, first, min(num_keys, end)
 
 
 @inlined
@@ -194,26 +225,60 @@ def log_sum(top, total):
 
 
 @inlined
-def attend_rows(sizes, row, num_rows, times, firsts, buffers):
+def attend_rows(sizes, row, num_rows, times, firsts, mask, seen, buffers):
     """Compute rows of y in buffers.sums, with the maxima and sums of their scores by `times`.
 
-    firsts  [queries] the first key that each sees, ascending
+    firsts      [queries] the first key that each sees, ascending
+    mask, seen  a HeadMask, and the seen_rows of these
     """
-    across, scores, weights, sums = buffers.across, buffers.scores, buffers.weights, buffers.sums
+    across, scores = buffers.across, buffers.scores
+    weights, sums = buffers.weights, buffers.sums
     buffers.top[:] = -numpy.inf
     buffers.total[:] = 0
-    first = _hidden_before(firsts[row], 0, across.shape[2])
-    for key in range(first, min(sizes.num_keys, sizes.first_query + row + num_rows), KEYS):
+    at_mask, first_seen, end = seen
+    first = _hidden_before(max(firsts[row], first_seen), 0, across.shape[2])
+    end = min(end, sizes.first_query + row + num_rows)
+    if first >= end:
+        sums[:] = 0
+    for key in range(first, end, KEYS):
         num_visible = sizes.first_query + row - key + 1
-        shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
+        shape = num_rows, min(KEYS, end - key)
         _multiply_scores(buffers.queries, 0, across, key, shape, num_visible, scores)
+        by = _add_mask(mask, at_mask + key, shape, num_visible, times, scores)
         so_far = buffers.top, buffers.total, sums
-        _softmax_tile(scores, shape, num_visible, firsts[row:], key, times, so_far, key > first)
+        _softmax_tile(scores, shape, num_visible, firsts[row:], key, by, so_far, key > first)
         round_beside(scores, shape[0], shape[1], weights)
         _add_by_query(weights, shape, num_visible, buffers.values, key, first, sums, 0)
     for i in range(num_rows):
+        total = buffers.total[i]
+        divisor = either(total == 0, like(1.0, total), total)  # a row that sees nothing
         for d in range(sums.shape[1]):
-            sums[i, d] /= buffers.total[i]
+            sums[i, d] /= divisor
+
+
+@inlined
+def _add_mask(mask, start, shape, num_visible, times, scores):
+    """Turn scores that are seen into times scores + mask, if there is one, and return by what they
+    are to be multiplied then.
+    """
+    if len(mask.spans) == 0:
+        return times
+    lanes = lanes_for(scores)
+    for i in range(shape[0]):
+        seen = max(0, min(num_visible + i, shape[1]))
+        row = scores[i]
+        added = mask.flat[start + i * mask.row :]
+        for j in range((seen + lanes - 1) // lanes * lanes):
+            both = fma(row[j], times, added[j])
+            is_hidden = added[j] == -numpy.inf
+            row[j] = either(is_hidden, added[j], both)  # even NaN is hidden
+    return like(1.0, times)
+
+
+@inlined
+def _finite(level):
+    """Return a level to take from scores: 0 of a row that sees nothing, whose scores are -inf."""
+    return either(level == -numpy.inf, like(0.0, level), level)
 
 
 @inlined
@@ -267,8 +332,9 @@ def _softmax_tile(scores, shape, num_visible, firsts, key, times, so_far, is_lat
         _hide_rest(scores[i], seen, stop, one_seen)
         for j in range(stop):
             highest = larger(highest, scores[i, j] * times)
+        base = _finite(highest)
         for j in range(stop):
-            beyond = fma(scores[i, j], times, -highest)
+            beyond = fma(scores[i, j], times, -base)
             scores[i, j] = exp2(beyond)
         for j in range(begin):
             scores[i, j] = 0
@@ -277,7 +343,7 @@ def _softmax_tile(scores, shape, num_visible, firsts, key, times, so_far, is_lat
             _hide_next(scores[i], stop)
         for j in range(stop):
             added = plus(added, scores[i, j])
-        factor = exp2(old - highest)
+        factor = exp2(old - base)
         top[i] = highest
         total[i] = total[i] * factor + added
         if is_later and factor != like(1.0, factor):
@@ -289,10 +355,10 @@ def _softmax_tile(scores, shape, num_visible, firsts, key, times, so_far, is_lat
 
 
 @inlined
-def attend_backward_head(sizes, times, firsts, buffers):
+def attend_backward_head(sizes, times, firsts, mask, sample, head, buffers):
     """Add up the gradients of a head: those of queries and keys without the scale.
 
-    firsts  as of attend_rows
+    firsts  as of attend_rows; mask  a HeadMask
     """
     scores, for_scores = buffers.scores, buffers.for_scores
     keys, values = buffers.keys_across, buffers.values_across
@@ -300,24 +366,26 @@ def attend_backward_head(sizes, times, firsts, buffers):
     weights, beside = buffers.weights_below, buffers.for_scores_beside
     below, by_query = buffers.for_scores_below, buffers.for_queries
     height, width = scores.shape[0], keys.shape[2]
-    if firsts[sizes.num_queries - 1] > 0:
+    if firsts[sizes.num_queries - 1] > 0 or len(mask.spans) > 0:
         by_query[:] = 0  # not every query sees one of the first keys, which set it
     for first_key in range(0, sizes.num_keys, KEYS):
         first_row = max(0, first_key - sizes.first_query) // height * height
         for row in range(first_row, sizes.num_queries, height):
-            if firsts[row] >= first_key + KEYS:
-                break
             num_rows = min(height, sizes.num_queries - row)
-            num_visible = sizes.first_query + row - first_key + 1
-            num_hidden = _hidden_before(firsts[row], first_key, width)
-            key, num_visible = first_key + num_hidden, num_visible - num_hidden
-            num_keys = min(first_key + KEYS, sizes.num_keys) - key
+            at_mask, first, end = seen_rows(mask, sample, head, row, height, sizes.num_keys)
+            num_hidden = _hidden_before(max(firsts[row], first), first_key, width)
+            key = first_key + num_hidden
+            num_visible = sizes.first_query + row - key + 1
+            num_keys = min(first_key + KEYS, end) - key
             shape = num_rows, min(num_keys, num_visible + num_rows - 1)
+            if shape[1] <= 0:
+                continue
             _multiply_scores(queries, row, keys, key, shape, num_visible, scores)
             _multiply_scores(gradients, row, values, key, shape, num_visible, for_scores)
+            by = _add_mask(mask, at_mask + key, shape, num_visible, times, scores)
             levels, along = buffers.levels[row:], buffers.along[row:]
             both = scores, for_scores
-            _gradient_tile(both, shape, num_visible, firsts[row:], key, times, levels, along)
+            _gradient_tile(both, shape, num_visible, firsts[row:], key, by, levels, along)
             round_below(scores, num_rows, shape[1], weights)
             round_beside(for_scores, num_rows, shape[1], beside)
             round_below(for_scores, num_rows, shape[1], below)
@@ -341,7 +409,7 @@ def _gradient_tile(both, shape, num_visible, firsts, key, times, levels, along):
         seen = max(0, min(num_visible + i, num_keys))
         begin = max(0, min(firsts[i] - key, num_keys))
         stop = (seen + lanes - 1) // lanes * lanes
-        level, top = along[i], levels[i]
+        level, top = along[i], _finite(levels[i])
         for j in range(stop):
             beyond = fma(p[i, j], times, -top)
             p[i, j] = exp2(beyond)

@@ -115,7 +115,7 @@ def added_up(length, is_last, chain, sums):
 
 
 @inlined
-def _turn(num_in, num_out, source, at, step, out, to, out_step):
+def turn(num_in, num_out, source, at, step, out, to, out_step):
     """Set out[k, i] = source[i, k] for i < num_in, k < num_out; both arrays are flat."""
     lanes = VECTOR_BYTES // source.itemsize
     for i in range(0, num_in, lanes):
@@ -154,7 +154,7 @@ def channels_last(x, n, row, num_rows, column, lines, first):
         clear_row(low * channels, out, to)
         clear_row((length - high) * channels, out, to + high * channels)
         at = n * num_channels * plane + h * width + column + low
-        _turn(num_channels, high - low, source, at, plane, out, to + low * channels, channels)
+        turn(num_channels, high - low, source, at, plane, out, to + low * channels, channels)
 
 
 @inlined
@@ -175,4 +175,4 @@ def channels_first(lines, bias, y, n, row, column):
                 lines[i, w, o] += bias[o]
         at = (i * length + column) * channels
         to = n * num_channels * plane + (row + i) * width
-        _turn(width, num_channels, source, at, channels, out, to, plane)
+        turn(width, num_channels, source, at, channels, out, to, plane)

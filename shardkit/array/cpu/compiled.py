@@ -51,7 +51,7 @@ from .signatures import signature_of
 from .targets import check_that_it_runs_here, target
 from .workshop import Workshops, address_of
 
-__all__ = ["Loop", "compiled", "inlined"]
+__all__ = ["Loop", "compiled", "inlined", "named"]
 
 DIGEST_BYTES = 32
 LOOPS: dict[str, "Loop"] = {}
@@ -63,6 +63,13 @@ def compiled(loop) -> "Loop":
     found = Loop(loop)
     LOOPS[found.name] = found
     return found
+
+
+def named(module: str, name: str, loop) -> "Loop":
+    """Return a loop that a function has made, under a name of its own."""
+    loop.__module__ = module
+    loop.__name__ = loop.__qualname__ = name
+    return compiled(loop)
 
 
 class Loop(Formula):

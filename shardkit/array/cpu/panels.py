@@ -1,6 +1,7 @@
 """Products of matrices that lie packed (packing.py), for compiled loops that need many small ones.
 
-    multiply     out [rows, columns] (+)= a [rows, depth] b [depth, columns]
+    multiply        out [rows, columns] (+)= a [rows, depth] b [depth, columns]
+    multiply_rows   out [rows, columns] = a [rows, depth] b, of few rows and b that lies in panels
 
 a may have any steps, so that a transposed one is read as it lies. All arrays are flat; starts and
 steps count elements. a and b may be words, two bfloat16 each (panel_tiles.py): then the depth
@@ -15,10 +16,16 @@ from .tiles import VECTOR_BYTES
 PANEL_ROWS = 6
 PANEL_VECTORS = 2 if VECTOR_BYTES == 32 else 4
 NARROW_VECTORS = 2
+# Tiles of multiply_rows, for few rows: a batch of 8 or 4 is whole tiles.
+SLIM_VECTORS = 2
+TALL_ROWS = 4 if VECTOR_BYTES == 32 else 8
+SHORT_ROWS = TALL_ROWS // 2
 
 _tile = tile_of_panel(PANEL_ROWS, PANEL_VECTORS)
 _narrow_tile = tile_of_panel(PANEL_ROWS, NARROW_VECTORS)
 _slim_tile = tile_of_panel(PANEL_ROWS, 1)
+tall_tile = tile_of_panel(TALL_ROWS, SLIM_VECTORS)
+_short_tile = tile_of_panel(SHORT_ROWS, SLIM_VECTORS)
 
 
 def lanes_for(x):
@@ -75,3 +82,24 @@ def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
             column += width
         else:
             column += narrow if beyond >= narrow else lanes
+
+
+@inlined
+def multiply_rows(a, at_a, row_step, num_rows, panels, out):
+    """Set out [rows, panels wide] to rows [depth] of a times panels of two vectors.
+
+    panels   [number, depth, SLIM_VECTORS vectors]; each stays in cache while all rows pass
+    """
+    num_panels, depth, width = panels.shape
+    out_step = out.shape[1]
+    flat, y = panels.reshape(-1), out.reshape(-1)
+    for panel in range(num_panels):
+        b = panel * depth * width
+        for row in range(0, num_rows, TALL_ROWS):
+            last = num_rows - row - 1
+            left = a, at_a + row * row_step, row_step, 1, last, depth
+            at_out = row * out_step + panel * width
+            if last >= SHORT_ROWS:
+                tall_tile(*left, flat, b, width, y, at_out, out_step, True)
+            else:
+                _short_tile(*left, flat, b, width, y, at_out, out_step, True)

@@ -19,7 +19,7 @@ from numpy import uint8
 from ..reference import pointwise as reference
 from ..registry import on_cpu
 from .arrays import elementwise, enter
-from .compiled import compiled
+from .compiled import compiled, named
 from .notation import inlined
 from .scalar import at_most, either, exp, expm1, fma, like, logistic, polynomial, with_sign
 from .storage import narrow, wide
@@ -60,7 +60,7 @@ def value_loop(module, name, formula, *, takes_parameters=False):
         for i in range(x.size):
             out[i] = narrow(formula(wide(x[i]), parameters), out)
 
-    return _named(module, name, with_parameters if takes_parameters else plain)
+    return named(module, name, with_parameters if takes_parameters else plain)
 
 
 def gradient_loop(module, name, formula, *, takes_parameters=False):
@@ -74,13 +74,7 @@ def gradient_loop(module, name, formula, *, takes_parameters=False):
         for i in range(kept.size):
             out[i] = narrow(formula(wide(gradient[i]), wide(kept[i]), parameters), out)
 
-    return _named(module, name, with_parameters if takes_parameters else plain)
-
-
-def _named(module, name, loop):
-    loop.__module__ = module
-    loop.__name__ = loop.__qualname__ = name
-    return compiled(loop)
+    return named(module, name, with_parameters if takes_parameters else plain)
 
 
 # ---- formulas ------------------------------------------------------------------------------------
@@ -137,6 +131,11 @@ def _sigmoid_share(gradient, y):
 
 
 @inlined
+def _relu_of(x):
+    return like(0.0, x) if x <= like(0.0, x) else x  # NaN stays NaN
+
+
+@inlined
 def _relu_share(gradient, y):
     return like(0.0, y) if y <= like(0.0, y) else gradient  # 0 times infinity would be NaN
 
@@ -169,7 +168,8 @@ def _softplus_of(x, parameters):
     e = exp(-abs(z))
     s = e / (e + like(2.0, x))
     above = z if z > like(0.0, x) else like(0.0, x)
-    soft = fma(s + s, _artanh_polynomial(s * s), above) / beta
+    inverse = like(1.0, x) / beta
+    soft = fma(s + s, _artanh_polynomial(s * s), above) * inverse
     return x if z > like(parameters[1], x) else soft
 
 
@@ -235,6 +235,17 @@ def _cube_share(gradient, x):
 
 
 @inlined
+def _three_halves_of(x):
+    y = x * math.sqrt(x)
+    return like(math.inf, x) if x == like(-math.inf, x) else y  # as pow of C
+
+
+@inlined
+def _three_halves_share(gradient, x):
+    return gradient * (like(1.5, x) * math.sqrt(x))
+
+
+@inlined
 def _expm1_share(gradient, x):
     return gradient * exp(x)
 
@@ -294,6 +305,7 @@ enter(gradient_loop(__name__, "_log1p_backward", _log1p_share))
 enter(value_loop(__name__, "_mish", _mish_of), has_polynomial=True)
 enter(gradient_loop(__name__, "_mish_backward", _mish_share), has_polynomial=True)
 enter(gradient_loop(__name__, "_reciprocal_backward", _reciprocal_share))
+enter(value_loop(__name__, "_relu", _relu_of))
 enter(gradient_loop(__name__, "_relu_backward", _relu_share))
 enter(value_loop(__name__, "_rsqrt", _rsqrt_of))
 enter(gradient_loop(__name__, "_rsqrt_backward", _rsqrt_share))
@@ -304,6 +316,8 @@ enter(gradient_loop(__name__, "_softplus_backward", _softplus_share, takes_param
 enter(gradient_loop(__name__, "_sqrt_backward", _sqrt_share))
 enter(gradient_loop(__name__, "_square_backward", _square_share))
 enter(gradient_loop(__name__, "_tan_backward", _tan_share))
+enter(value_loop(__name__, "_three_halves", _three_halves_of))
+enter(gradient_loop(__name__, "_three_halves_backward", _three_halves_share))
 enter(value_loop(__name__, "_tanh", _tanh_of), has_polynomial=True)
 enter(gradient_loop(__name__, "_tanh_backward", _tanh_share))
 

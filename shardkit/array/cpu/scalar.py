@@ -121,6 +121,17 @@ def _power_of_two(typing_context, shifted):
     return shifted(shifted), generate
 
 
+def nearest(x):
+    """Return the integer next to x, of two the even one, for |x| up to 2^22 (in float64 2^51)."""
+    raise NotImplementedError("nearest of scalar.py works in compiled loops only")
+
+
+@overload(nearest)
+def _nearest(x):
+    rounding = ROUNDING[x.name]
+    return lambda x: (x + like(rounding, x)) - like(rounding, x)
+
+
 def exp(x):
     """Return e^x, to 1 or 2 units in the last place.
 

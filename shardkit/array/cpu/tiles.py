@@ -70,10 +70,14 @@ class Lanes:
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.count), [0] * self.count)
         return self.builder.shuffle_vector(first, undefined, zeros)
 
+    @property
+    def fma(self):
+        """The function that returns x y + z, rounded once."""
+        return self._function("llvm.fma", ir.FunctionType(self.kind, [self.kind] * 3))
+
     def add_product(self, x, y, register):
         """Add x y to a register, rounded once."""
-        fma = self._function("llvm.fma", ir.FunctionType(self.kind, [self.kind] * 3))
-        total = self.builder.call(fma, [x, y, self.builder.load(register)])
+        total = self.builder.call(self.fma, [x, y, self.builder.load(register)])
         self.builder.store(total, register)
 
     def first(self, count):
@@ -88,11 +92,10 @@ class Lanes:
 
     def weighted(self, terms):
         """Return the sum of constants times vectors, from the first of the terms on."""
-        fma = self._function("llvm.fma", ir.FunctionType(self.kind, [self.kind] * 3))
         weights = [ir.Constant(self.kind, [float(weight)] * self.count) for weight, _ in terms]
         total = self.builder.fmul(weights[0], terms[0][1])
         for weight, (_, vector) in zip(weights[1:], terms[1:]):
-            total = self.builder.call(fma, [weight, vector, total])
+            total = self.builder.call(self.fma, [weight, vector, total])
         return total
 
     def total(self, register):

@@ -1,5 +1,7 @@
 """Causal attention with its gradient, and rotary positions."""
 
+import math
+
 import numpy
 
 from .. import products
@@ -9,7 +11,7 @@ from .chunks import empty_like
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
-def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, mask=None, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
     The query in row i sees keys 0 .. first_query + i, as far as there are such: with first_query =
@@ -21,32 +23,36 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
              is; None: all
     firsts   [B, S] int64, the first key that each query sees, ascending along S, instead of a
              window: 0 .. first_query + i; None: 0
+    mask     [B or 1, H or 1, S or 1, T] besides: booleans, True where a query sees a key, or
+             numbers that are added to scores, -inf where it does not; None: all True. A query that
+             sees none gets 0, and minus infinity
     out      of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
     y = empty_like(q, out)
     log_sums = xp.empty(q.shape[:3], q.dtype)
-    sight = first_query, window, firsts
+    sight = first_query, window, firsts, mask
     for b in range(q.shape[0] if q.size else 0):
         hidden = _hidden(q, k, b, *sight)
         scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
-        xp.exp(xp.subtract(scores, top, out=scores), out=scores)
+        xp.exp(xp.subtract(scores, _level(top, mask), out=scores), out=scores)
         total = scores.sum(axis=-1, keepdims=True)
-        scores /= total
-        log_sums[b] = (top + xp.log(total)).reshape(log_sums[b].shape)
+        scores /= total if mask is None else xp.where(total == 0, 1, total)
+        with numpy.errstate(divide="ignore"):
+            log_sums[b] = (top + xp.log(total)).reshape(log_sums[b].shape)
         y[b] = products.matmul(_stack(scores), v[b]).reshape(q[b].shape)
     return y, log_sums
 
 
 @kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
+    gradient, q, k, v, y, sums, scale, first, window=None, firsts=None, mask=None, out=3 * (None,)
 ):
     """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
     With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of
-    gradient y). Where k and v are some of the keys that made y and log_sums, these are the
+    gradient y). Where k and v are some of the keys that made y and sums, these are the
     gradients of k and v, and a term of that of q.
 
     out   three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
@@ -56,12 +62,13 @@ def causal_attention_backward(
     if q.size == 0:
         for gradient_of in (for_q, for_k, for_v):
             gradient_of[...] = 0
-    sight = first_query, window, firsts
+    sight = first, window, firsts, mask
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
         hidden = _hidden(q, k, b, *sight)
         p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
-        p -= log_sums[b].reshape(p.shape[:3])[..., None]
+        level = sums[b].reshape(p.shape[:3])
+        p -= _level(level, mask)[..., None]
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
         for_scores = products.matmul(grouped, v[b].swapaxes(1, 2)).reshape(p.shape)
@@ -77,14 +84,19 @@ def causal_attention_backward(
 
 
 def _scores(q, k, scale, hidden):
-    """Return scaled scores [KV, group, S, T] of q [H, S, D] and k [KV, T, D], -inf where hidden."""
+    """Return scaled scores [KV, group, S, T] of q [H, S, D] and k [KV, T, D], and `hidden`."""
     num_heads, num_queries, _ = q.shape
     num_key_heads, num_keys, _ = k.shape
     scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))  # [KV, group S, T]
     scores *= scale
-    scores = scores.reshape(num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
+    scores = scores.reshape(num_heads, num_queries, num_keys)
     scores += hidden
-    return scores
+    return scores.reshape(num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
+
+
+def _level(top, mask):
+    """Return what is taken from scores: 0 of a row that a mask hides, where all are -inf."""
+    return top if mask is None else xp_of(top).where(top == -math.inf, 0, top)
 
 
 def _by_key_head(x, num_key_heads):
@@ -97,8 +109,10 @@ def _stack(x):
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
-def _hidden(q, k, b, first_query, window, firsts):
-    """Return [S, T] of sample b: 0 where the query may see the key, minus infinity elsewhere."""
+def _hidden(q, k, b, first_query, window, firsts, mask):
+    """Return [H or 1, S, T] of sample b, to be added: minus infinity where the query may not see
+    the key.
+    """
     xp = xp_of(q)
     keys = xp.arange(k.shape[2])
     last = xp.arange(first_query, first_query + q.shape[2])[:, None]  # that each query sees
@@ -107,7 +121,13 @@ def _hidden(q, k, b, first_query, window, firsts):
         is_hidden |= keys <= last - window
     if firsts is not None:
         is_hidden |= keys < xp.asarray(firsts)[b][:, None]
-    return xp.where(is_hidden, -numpy.inf, 0).astype(q.dtype)
+    added = xp.where(is_hidden, -math.inf, 0).astype(q.dtype)[None]
+    if mask is None:
+        return added
+    own = mask[b if len(mask) > 1 else 0]
+    if own.dtype == bool:
+        own = xp.where(own, 0, -math.inf)
+    return added + own.astype(q.dtype)
 
 
 @kernel(has_cuda_twin=False)

@@ -144,6 +144,12 @@ def reciprocal_backward(gradient, x):
     return gradient * (-1 / (x * x))
 
 
+@_pointwise()
+def relu(x):
+    """Return x where it is positive, 0 elsewhere, for x [...]; NaN of NaN."""
+    return xp_of(x).maximum(x, 0)
+
+
 @_pointwise(2)
 def relu_backward(gradient, y):
     """Return gradient, and 0 where y = relu(x) is 0, all [...]."""
@@ -220,6 +226,20 @@ def tanh(x):
 def tanh_backward(gradient, y):
     """Return gradient (1 - y y), all [...], for y = tanh(x)."""
     return gradient * (1 - y * y)
+
+
+@_pointwise()
+def three_halves(x):
+    """Return x^1.5 for x [...]; as in C, infinity of -infinity."""
+    xp = xp_of(x)
+    y = x * xp.sqrt(x)
+    return xp.where(x == -xp.inf, xp.inf, y).astype(x.dtype)
+
+
+@_pointwise(2)
+def three_halves_backward(gradient, x):
+    """Return 1.5 gradient sqrt(x), all [...]."""
+    return gradient * (1.5 * xp_of(x).sqrt(x))
 
 
 @_pointwise(2)

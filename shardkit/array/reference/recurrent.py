@@ -1,50 +1,78 @@
-"""One step of an LSTM and of a GRU, all but its matrix products, with gradients.
+"""All steps of an LSTM, and one of a GRU without its matrix products, with gradients.
 
 B sequences, H units. Gates lie side by side in a row, in PyTorch's order.
 """
 
+from .. import products
 from ..backend import xp_of
 from ..registry import kernel
 from .activation import into
 
 
 @kernel(rounded=(True, True, True), has_cuda_twin=False)
-def lstm_step(from_input, from_hidden, cell, out=(None, None, None)):
-    """Return gates [B, 4H], cell and hidden [B, H] after a step.
+def lstm(x, hidden, cell, w_ih, w_hh, bias):
+    """Return gates [T, B, 4H], cells [T + 1, B, H] and states [T + 2, B, H] of all steps.
 
-    from_input, from_hidden   [B, 4H], whose sum is what the gates i, f, g, o are made from
-    cell                      [B, H] before the step
-    out                       buffers of the three results, none of the inputs
+    x              [T, B, in]
+    hidden, cell   [B, H] before the first step: they come first in states and cells
+    w_ih, w_hh     [4H, in], [4H, H]: of the gates i, f, g, o; bias [4H] or None
+    The last cell comes last in states too.
     """
-    xp = xp_of(cell)
-    gates = from_input + from_hidden
-    i, f, g, o = _parts(gates, 4)  # views
-    for gate in (i, f, o):
-        gate[...] = 0.5 * (1 + xp.tanh(0.5 * gate))
-    g[...] = xp.tanh(g)
-    after = f * cell + i * g
-    return _into(out, (gates, after, o * xp.tanh(after)))
+    xp, (steps, batch, _) = xp_of(x), x.shape
+    gates = xp.empty((steps, batch, len(w_hh)), x.dtype)
+    cells = xp.empty((steps + 1, *cell.shape), x.dtype)
+    states = xp.empty((steps + 2, *cell.shape), x.dtype)
+    cells[0], states[0] = cell, hidden
+    for t in range(steps):
+        row = gates[t]
+        products.matmul(x[t], w_ih.T, out=row)
+        row += products.matmul(states[t], w_hh.T)
+        if bias is not None:
+            row += bias
+        i, f, g, o = _parts(row, 4)  # views
+        for gate in (i, f, o):
+            gate[...] = 0.5 * (1 + xp.tanh(0.5 * gate))
+        g[...] = xp.tanh(g)
+        cells[t + 1] = f * cells[t] + i * g
+        states[t + 1] = o * xp.tanh(cells[t + 1])
+    states[steps + 1] = cells[steps]
+    return gates, cells, states
 
 
-@kernel(rounded=(True, True), has_cuda_twin=False)
-def lstm_step_backward(for_hidden, for_cell, gates, before, after, out=(None, None)):
-    """Return the gradients of what the gates are made from [B, 4H], and of the cell before.
+@kernel(rounded=(True, True, True, False, False, False), has_cuda_twin=False)
+def lstm_backward(gradient, x, w_ih, w_hh, gates, cells, states, wants_x, wants_weights):
+    """Return the gradients of x, hidden, cell, w_ih, w_hh and bias; those of half floats' weights
+    are float32.
 
-    for_hidden, for_cell   gradients of what the step returned
-    before, after          the cell [B, H]
-    out                    buffers of the results, none of the inputs
+    gradient               [T + 1, B, H], of the states of all steps and of the last cell
+    gates, cells, states   what lstm returned
+    wants_x, wants_weights   False: None stands for the gradient of x, or of the last three
     """
-    xp = xp_of(before)
-    i, f, g, o = _parts(gates, 4)
-    top = xp.tanh(after)
-    for_after = for_cell + for_hidden * o * (1 - top * top)
-    for_gates = [
-        for_after * g * i * (1 - i),
-        for_after * before * f * (1 - f),
-        for_after * i * (1 - g * g),
-        for_hidden * top * o * (1 - o),
-    ]
-    return _into(out, (xp.concatenate(for_gates, axis=1), for_after * f))
+    xp, steps = xp_of(gradient), len(x)
+    for_gates = xp.empty_like(gates)
+    for_hidden, for_cell = xp.zeros_like(gradient[0]), gradient[-1]
+    for t in range(steps - 1, -1, -1):
+        i, f, g, o = _parts(gates[t], 4)
+        for_hidden = for_hidden + gradient[t]
+        top = xp.tanh(cells[t + 1])
+        for_after = for_cell + for_hidden * o * (1 - top * top)
+        each = [
+            for_after * g * i * (1 - i),
+            for_after * cells[t] * f * (1 - f),
+            for_after * i * (1 - g * g),
+            for_hidden * top * o * (1 - o),
+        ]
+        for_gates[t] = xp.concatenate(each, axis=1)
+        for_cell = for_after * f
+        for_hidden = products.matmul(for_gates[t], w_hh)
+    for_x = products.matmul(for_gates, w_ih) if wants_x else None
+    states_before = for_x, for_hidden, xp.array(for_cell)
+    if not wants_weights:
+        return *states_before, None, None, None
+    given = for_gates, x, states[:steps]
+    rows, seen, before = [part.reshape(-1, part.shape[2]) for part in given]
+    weights = [products.matmul(rows.T, columns) for columns in (seen, before)]
+    return *states_before, *weights, rows.sum(axis=0)
 
 
 @kernel(rounded=(True, True), has_cuda_twin=False)

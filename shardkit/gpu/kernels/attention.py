@@ -31,9 +31,9 @@ def fits(q) -> bool:
 
 
 @on_cuda(fits=fits)
-def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=None):
-    if firsts is not None:
-        given = q, k, v, scale, first_query, window, firsts
+def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, mask=None, out=None):
+    if firsts is not None or mask is not None:
+        given = q, k, v, scale, first_query, window, firsts, mask
         return _by_definition("causal_attention", *given, out=out)
     y = _by_position(q) if out is None else out
     log_sums = new(q, q.shape[:3], real_dtype(q))
@@ -45,10 +45,10 @@ def causal_attention(q, k, v, scale, first_query, window=None, firsts=None, out=
 
 @on_cuda(fits=fits)
 def causal_attention_backward(
-    gradient, q, k, v, y, log_sums, scale, first_query, window=None, firsts=None, out=3 * (None,)
+    gradient, q, k, v, y, sums, scale, first, window=None, firsts=None, mask=None, out=3 * (None,)
 ):
-    if firsts is not None:
-        given = gradient, q, k, v, y, log_sums, scale, first_query, window, firsts
+    if firsts is not None or mask is not None:
+        given = gradient, q, k, v, y, sums, scale, first, window, firsts, mask
         return _by_definition("causal_attention_backward", *given, out=out)
     for_q, for_k, for_v = [
         _by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
@@ -57,15 +57,15 @@ def causal_attention_backward(
         for_k[...], for_v[...] = 0, 0
         return for_q, for_k, for_v
     along = new(q, q.shape[:3], real_dtype(q))
-    log_sums = real(log_sums, q)
+    sums = real(sums, q)
     lanes = min(32, 1 << (-(-q.shape[3] // pack(q)) - 1).bit_length())  # of a row
     of_q, of_k, of_v, of_gradient, of_y = _described(q, k, v, gradient, y)
     block = lanes, THREADS // lanes
     grid = spread(prod(q.shape[:3]), block[1])
     pair = *of_gradient, *of_y
     launch(q, "attention_along.cu", "attention_along", grid, block, *pair, along, *q.shape)
-    inputs = *of_gradient, *of_q, *of_k, *of_v, log_sums, along
-    numbers = _numbers(q, k, scale, first_query, window)
+    inputs = *of_gradient, *of_q, *of_k, *of_v, sums, along
+    numbers = _numbers(q, k, scale, first, window)
     for name, rows, results in (
         ("attention_for_queries", q, (for_q,)),
         ("attention_for_keys", k, (for_k, for_v)),
@@ -76,7 +76,7 @@ def causal_attention_backward(
 
 
 def _by_definition(name, *args, out):
-    """Compute firsts, for which there is no code here: half floats in float32."""
+    """Compute firsts and masks, for which there is no code here: half floats in float32."""
     entry, dtype = KERNELS[name], args[0].dtype
     if is_half(dtype) and entry.half is not None:
         return entry.half(dtype, args, {"out": out})

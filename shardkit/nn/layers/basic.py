@@ -16,7 +16,7 @@ from ..module import Module, ModuleList, Parameter, members_of
 from ..ops.linear import embedding, linear
 from ..ops.normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
 from ..ops.operands import check_ids
-from ..ops.shape import cast
+from ..ops.shape import beside_stream, cast, from_stream
 from ..recorded import record
 
 DTYPES = ("float32", "float64")
@@ -154,11 +154,14 @@ class LayerNorm(Module):
         self.bias = Parameter((width,), Fill(0.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        weight, bias = beside_stream(x, self.weight, self.bias)
+        return from_stream(layer_norm(x, weight, bias, self.eps), self.weight)
 
     def after_adding(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + branch, and this norm of it."""
-        return add_layer_norm(x, branch, self.weight, self.bias, self.eps)
+        weight, bias = beside_stream(x, self.weight, self.bias)
+        total, y = add_layer_norm(x, branch, weight, bias, self.eps)
+        return total, from_stream(y, self.weight)
 
 
 class RMSNorm(Module):
@@ -180,11 +183,14 @@ class RMSNorm(Module):
         self.weight = Parameter((width,), Fill(1.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        (weight,) = beside_stream(x, self.weight)
+        return from_stream(rms_norm(x, weight, self.eps), self.weight)
 
     def after_adding(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + branch, and this norm of it."""
-        return add_rms_norm(x, branch, self.weight, self.eps)
+        (weight,) = beside_stream(x, self.weight)
+        total, y = add_rms_norm(x, branch, weight, self.eps)
+        return total, from_stream(y, self.weight)
 
 
 class Dropout(Module):

@@ -20,9 +20,11 @@ from .reduction import reduced_dims, sum
 def relu(x: Tensor) -> Tensor:
     """Return max(x, 0); the gradient at 0 is 0, whatever comes from above."""
     check_numbers("relu", x)
-    return of_output(
-        "relu", x, fresh.compute("maximum", x.array, 0), lambda g, y: where(y.array <= 0, 0, g)
-    )
+
+    def again(gradient, y):
+        return where(y.array <= 0, 0, gradient)
+
+    return of_output("relu", x, kernels.relu(x.array), again)
 
 
 def tanh(x: Tensor) -> Tensor:

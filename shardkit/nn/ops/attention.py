@@ -2,7 +2,8 @@ r"""Attention, causal or to all keys, with masks or without.
 
 no mask:   one kernel, by tiles: the scores never exist as a whole
 a window:  the same; tiles that no query of theirs sees are not computed
-a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
+a mask:    the same on CPUs; where it takes a gradient and on GPUs
+           weights = softmax(scale q k^T + mask) [..., S, T], then weights v
 """
 
 import math
@@ -15,13 +16,15 @@ from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
+from ...array.halves import widened
 from ...errors import ShapeError
 from ..autograd import Tensor, constant_of, record
 from .activation import softmax
-from .elementwise import add, multiply, where
+from .elementwise import add, multiply, subtract, where
 from .joint_parts import JointPart
 from .linear import matmul
 from .operands import check_floating
+from .reduction import sum as total
 from .shape import cast, reshape, transpose
 
 # Scores of hidden keys: their exponentials are 0 beside any other, and sums with them are finite.
@@ -128,13 +131,15 @@ def _sight_of_own(q, k, is_causal, window):
     return (0, window) if is_causal else (window - 1, 2 * window - 1)
 
 
-def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
+def _by_tiles(
+    q, k, v, scale, first_query, window=None, firsts=None, mask=None, differentiable=None
+):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
-    many, or the last of them.
+    many, or the last of them, where the mask is True or as it says.
     """
     if window is not None and window >= first_query + q.shape[2]:
         window = None  # it hides nothing
-    sight = first_query, window, firsts
+    sight = first_query, window, firsts, mask
     y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, *sight)
 
     def backward(gradient, wanted):
@@ -145,7 +150,57 @@ def _by_tiles(q, k, v, scale, first_query, window=None, firsts=None):
             out=out,
         )
 
-    return record(y, (q, k, v), backward, needs=(q, k, v), needs_output=True)
+    about: dict[str, Any] = {"needs": (q, k, v), "needs_output": True}
+    return record(y, (q, k, v), backward, differentiable=differentiable, **about)
+
+
+def _gradients_again(q, k, v, mask, is_causal, scale, window):
+    """Return the gradients of q, k, v as record() wants them, by operations on Tensors."""
+
+    def again(gradient, wanted, output):
+        weights, sees = _weights(q, k, mask, is_causal, scale, window)
+        weights = weights if sees is None else where(sees, weights, 0)
+        weights, rows, gradient = [_by_key_head(x, k) for x in (weights, q, gradient)]
+        for_weights = matmul(gradient, transpose(v, -1, -2))
+        along = total(multiply(weights, for_weights), -1, keepdim=True)
+        for_scores = multiply(multiply(weights, subtract(for_weights, along)), scale)
+        for_q = reshape(matmul(for_scores, k), q.shape)
+        for_k = matmul(transpose(for_scores, -1, -2), rows)
+        return for_q, for_k, matmul(transpose(weights, -1, -2), gradient)
+
+    return again
+
+
+def _is_for_kernel(query, key, value, mask):
+    """Return whether the kernel takes these: masks on CPUs alone, to which no gradient goes."""
+    if key.shape != value.shape or key.shape[-2] == 0:
+        return False
+    if mask is None:
+        return True
+    on_cpu = type(query.array) is numpy.ndarray
+    return on_cpu and not (isinstance(mask, Tensor) and mask.requires_grad)
+
+
+def _rows_of_mask(mask, query, key):
+    """Return a mask as the kernel wants it, [B or 1, H or 1, S or 1, T]; None: there is none.
+
+    Numbers are taken relative to the largest of their row: softmax is the same, and log_sums keep
+    their digits.
+    """
+    if mask is None:
+        return None
+    shape = *query.shape[:-1], key.shape[-2]
+    visible, bias = _parts_of_mask(mask, shape, query.dtype, numpy)
+    if bias is None:
+        array = visible
+    else:
+        array = widened(bias.array)
+        top = array.max(axis=-1, keepdims=True)
+        array = array - numpy.where(numpy.isfinite(top), top, 0)
+    if query.ndim > 4:
+        array = numpy.broadcast_to(array, shape).reshape(-1, *shape[-3:])
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return numpy.broadcast_to(array, (*array.shape[:3], shape[-1]))
 
 
 def _check_attention(q, k, v, first_query):
@@ -211,7 +266,7 @@ def scaled_dot_product_attention(
     window
         Of one sequence, S = T: query i sees keys less than so far from it, i - window < j <= i if
         causal, else |i - j| < window (arXiv 2004.05150), with a mask what both let it see; None:
-        however far. Costs S x window, but with a mask S x T.
+        however far. Costs S x window, but S x T where scores are kept.
 
     Raises
     ------
@@ -219,8 +274,8 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    A query that sees no key gets 0, and so do the gradients through it, as in PyTorch. Without a
-    mask the scores are not kept (arXiv 2205.14135).
+    A query that sees no key gets 0, and so do the gradients through it, as in PyTorch. Scores are
+    not kept (arXiv 2205.14135), but with a mask on a GPU, or one that takes a gradient.
     """
     _check_operands(query, key, value, enable_gqa)
     if dropout_p:
@@ -229,10 +284,13 @@ def scaled_dot_product_attention(
             "to a layer, use nn.MultiheadAttention(dropout=...)"
         )
     scale = _scale_of(query, scale)
-    if attn_mask is None and key.shape == value.shape and key.shape[-2] > 0:
+    if _is_for_kernel(query, key, value, attn_mask):
         shape, sight = query.shape, _sight_of_own(query, key, is_causal, window)
+        mask = _rows_of_mask(attn_mask, query, key)
         query, key, value = [_as_4d(x) for x in (query, key, value)]
-        return reshape(_by_tiles(query, key, value, scale, *sight), shape)
+        again = _gradients_again(query, key, value, mask, is_causal, scale, window)
+        more = {"mask": mask, "differentiable": again}
+        return reshape(_by_tiles(query, key, value, scale, *sight, **more), shape)
     weights, sees = _weights(query, key, attn_mask, is_causal, scale, window)
     rows = _by_key_head(weights, value)
     y = reshape(matmul(rows, value), (*weights.shape[:-1], value.shape[-1]))
@@ -301,7 +359,7 @@ def _weights(query, key, mask, is_causal, scale, window):
     rows = _by_key_head(multiply(query, scale), key)
     scores = matmul(rows, transpose(key, -1, -2))
     scores = reshape(scores, (*query.shape[:-1], key.shape[-2]))
-    visible, bias = _parts_of_mask(mask, scores)
+    visible, bias = _parts_of_mask(mask, scores.shape, scores.dtype, xp_of(scores.array))
     lowest = HIDDEN_HALF if scores.dtype == "float16" else HIDDEN
     sees = None
     if bias is not None:
@@ -333,28 +391,27 @@ def _near(query, key, is_causal, window):
     return near & ~xp.tri(*shape, first_query - window, dtype=bool)
 
 
-def _parts_of_mask(mask, scores):
-    """Return a mask as (booleans, None) or (None, Tensor), or two None.
+def _parts_of_mask(mask, shape, dtype, xp):
+    """Return a mask of scores of this shape as (booleans, None) or (None, Tensor), or two None.
 
     Errors: ShapeError unless it broadcasts to the scores.
     """
     if mask is None:
         return None, None
-    xp = xp_of(scores.array)
     mask = mask if isinstance(mask, Tensor) else Tensor(fresh.placed(mask, xp))
     try:
-        fits = numpy.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+        fits = numpy.broadcast_shapes(mask.shape, shape) == shape
     except ValueError:
         fits = False
     is_bool = mask.dtype == bool
     if not fits or mask.ndim < 1 or not is_bool and not is_floating(mask.dtype):
         raise ShapeError(
             f"attention with a mask {mask.shape} {mask.dtype}; wanted booleans or numbers that "
-            f"broadcast to {scores.shape}"
+            f"broadcast to {shape}"
         )
     if is_bool:
         return mask.array, None
-    return None, mask if mask.dtype == scores.dtype else cast(mask, scores.dtype)
+    return None, mask if mask.dtype == dtype else cast(mask, dtype)
 
 
 def _by_key_head(x, key):

@@ -173,7 +173,8 @@ def _convolution(x, weight, bias, window, sizes, spreads=False):
 
     y = kernel(spreads, x.array, weight.array, None if bias is None else bias.array)
     parents, needs = (x, weight, bias), (read_x, read_weight)
-    return record(y, parents, backward, needs=needs, differentiable=differentiable)
+    about = {"needs": needs, "gives_new": True, "differentiable": differentiable}
+    return record(y, parents, backward, **about)
 
 
 def _correlate(y, x, window, form):

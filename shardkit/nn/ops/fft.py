@@ -13,10 +13,9 @@ or "ortho" (both by its root). A gradient is the adjoint transform, with the dua
 
 from functools import partial
 
-from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
-from ...array.fourier import transform
+from ...array.fourier import as_complex, as_pairs, signals, spectra, transform, weights
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record_linear, record_unary
@@ -59,18 +58,16 @@ def rfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     shape, dtype = x.shape, x.dtype
 
     def backward(gradient):
-        weights = _weights(xp, shape, dims, sizes[-1], 0.5, gradient.dtype)
-        spectrum = _complex(fresh.compute("multiply", gradient, weights))
-        signal = transform("irfftn", spectrum, sizes, dims, DUAL[norm])
+        signal = signals(widened(gradient), sizes, dims, DUAL[norm], 0.5)
         return rounded(_resized(xp, signal, shape), dtype)
 
     def again(gradient, output):
-        weights = _weights(xp, shape, dims, sizes[-1], 0.5, dtype)
-        signal = irfftn(multiply(gradient, weights), sizes, dims, DUAL[norm])
+        factors = weights(xp, shape, dims, sizes[-1], 0.5, dtype)
+        signal = irfftn(multiply(gradient, factors), sizes, dims, DUAL[norm])
         return _resized_again(signal, shape)
 
-    spectrum = transform("rfftn", widened(x.array), sizes, dims, norm)
-    return record_unary(_pairs(xp, spectrum, dtype), x, backward, again)
+    pairs = spectra(widened(x.array), sizes, dims, norm)
+    return record_unary(rounded(pairs, dtype), x, backward, again, gives_new=True)
 
 
 def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
@@ -87,18 +84,16 @@ def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
     sizes = _sizes("irfftn", [*own[:-1], 2 * (own[-1] - 1)], s)
 
     def backward(gradient):
-        spectrum = transform("rfftn", widened(gradient), sizes, dims, DUAL[norm])
-        pairs = _pairs(xp, spectrum, dtype)
-        pairs *= _weights(xp, shape, dims, sizes[-1], 2, dtype)
-        return _resized(xp, pairs, (*shape, 2))
+        pairs = spectra(widened(gradient), sizes, dims, DUAL[norm], 2)
+        return _resized(xp, rounded(pairs, dtype), (*shape, 2))
 
     def again(gradient, output):
         pairs = rfftn(gradient, sizes, dims, DUAL[norm])
-        weights = _weights(xp, shape, dims, sizes[-1], 2, dtype)
-        return _resized_again(multiply(pairs, weights), (*shape, 2))
+        factors = weights(xp, shape, dims, sizes[-1], 2, dtype)
+        return _resized_again(multiply(pairs, factors), (*shape, 2))
 
-    signal = transform("irfftn", _complex(x.array), sizes, dims, norm)
-    return record_unary(rounded(signal, dtype), x, backward, again)
+    signal = signals(widened(x.array), sizes, dims, norm)
+    return record_unary(rounded(signal, dtype), x, backward, again, gives_new=True)
 
 
 def fft(x: Tensor, n: int | None = None, dim: int = -1, norm: str = "backward") -> Tensor:
@@ -129,15 +124,15 @@ def _both_ways(name, adjoint, x, s, dim, norm):
     sizes = _sizes(name, [shape[d] for d in dims], s)
 
     def backward(gradient):
-        back = transform(adjoint, _complex(gradient), sizes, dims, DUAL[norm])
-        return _resized(xp, _pairs(xp, back, dtype), (*shape, 2))
+        back = as_pairs(transform(adjoint, as_complex(widened(gradient)), sizes, dims, DUAL[norm]))
+        return _resized(xp, rounded(back, dtype), (*shape, 2))
 
     def again(gradient, output):
         back = _both_ways(adjoint, name, gradient, sizes, dims, DUAL[norm])
         return _resized_again(back, (*shape, 2))
 
-    result = transform(name, _complex(x.array), sizes, dims, norm)
-    return record_unary(_pairs(xp, result, dtype), x, backward, again)
+    result = as_pairs(transform(name, as_complex(widened(x.array)), sizes, dims, norm))
+    return record_unary(rounded(result, dtype), x, backward, again, gives_new=True)
 
 
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
@@ -161,37 +156,6 @@ def complex_einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
     real, imaginary = getitem(y, (..., 0)), getitem(y, (..., 1))
     matrices = stack([y, stack([-imaginary, real], -1)], -2)
     return einsum(f"{terms[0]}{q},{terms[1]}{q}{p}->{output}{p}", x, matrices)
-
-
-def _complex(array):
-    """Return pairs [..., 2] as a complex array [...], without a copy where they are contiguous."""
-    array = xp_of(array).ascontiguousarray(widened(array))
-    return array.view("complex64" if array.dtype.itemsize == 4 else "complex128")[..., 0]
-
-
-def _pairs(xp, spectrum, dtype):
-    """Return a complex array [...] as pairs [..., 2] of this dtype."""
-    spectrum = xp.ascontiguousarray(spectrum)
-    real = spectrum.view("float32" if spectrum.dtype.itemsize == 8 else "float64")
-    return rounded(real.reshape(*spectrum.shape, 2), dtype)
-
-
-def _weights(xp, shape, dims, size, inner, dtype):
-    """Return what pairs of frequencies are multiplied by, along the last of dims.
-
-    `inner` where one stands for two; 1 for 0 and size/2. These are powers of 2, so nothing is
-    rounded. Both numbers of a pair have theirs, so that a row is multiplied in one piece.
-    """
-    count = size // 2 + 1
-    weights = xp.full((count, 2), inner, dtype)
-    weights[0] = 1
-    if size % 2 == 0:
-        weights[-1] = 1
-    places = [1] * len(shape)
-    places[dims[-1]] = count
-    if dims[-1] < len(shape) - 1:
-        weights = weights[:, :1]
-    return weights.reshape(*places, weights.shape[1])
 
 
 def _resized(xp, array, shape):

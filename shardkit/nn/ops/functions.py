@@ -13,9 +13,8 @@ import numpy
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
-from ...array.reference.chunks import empty_like, spans
 from ...errors import ShapeError
-from ..autograd import Tensor, TensorLike, array_of, record, record_unary
+from ..autograd import Tensor, TensorLike, array_of, record
 from .activation import of_input, of_output, sigmoid
 from .broadcast import fit, form
 from .elementwise import _compute, add, alike, divide, exp, multiply, negative, power, sqrt, where
@@ -31,36 +30,6 @@ def of_library(name: str, x: Tensor, slope) -> Tensor:
     """
     check_floating(name, x)
     return of_input(name, x, slope=slope, y=by_library(x, name))
-
-
-def wave(name: str, x: Tensor, slope: str, sign: int, slope_again) -> Tensor:
-    """Return xp.NAME(x) of floats, whose gradient is multiplied by sign xp.SLOPE(x).
-
-    slope_again   the slope as operations on a Tensor, for second derivatives
-    """
-    check_floating(name, x)
-    dtype = x.dtype
-
-    def backward(gradient):
-        return rounded(_times_wave(slope, widened(x.array), sign, widened(gradient)), dtype)
-
-    def again(gradient, output):
-        return multiply(gradient, slope_again(x))
-
-    return record_unary(by_library(x, name), x, backward, again, needs=(x,))
-
-
-def _times_wave(name, x, sign, gradient):
-    """Return sign xp.NAME(x) gradient: the factor is multiplied while it is in cache."""
-    xp = xp_of(x)
-    out = empty_like(x)
-    result, x, gradient = [array.reshape(-1) for array in (out, x, gradient)]
-    for span in spans(result, 4):
-        part = getattr(xp, name)(x[span], out=result[span])
-        part *= gradient[span]
-        if sign < 0:
-            xp.negative(part, out=part)
-    return out
 
 
 def by_library(x: Tensor, name: str):
@@ -84,12 +53,12 @@ def abs(x: Tensor) -> Tensor:
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return wave("sin", x, "cos", 1, cos)
+    return of_input("sin", x, slope=cos)
 
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x, in radians."""
-    return wave("cos", x, "sin", -1, lambda x: negative(sin(x)))
+    return of_input("cos", x, slope=lambda x: negative(sin(x)))
 
 
 def tan(x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """Recurrent layers over a whole sequence: one operation, with a loop over time in each direction.
 
-    for each step:  x[t] W_ih^T, hidden W_hh^T --one kernel--> gates, cell, hidden
+    for each step:  x[t] W_ih^T, hidden W_hh^T --> gates, cell, hidden
 
-What a step reads and writes stays in cache: its products go through panels of the weights, small
-enough for the loops of OpenBLAS that copy nothing: NumPy makes them, whatever library makes others
-(on Zen 4 in 0.8 of oneDNN's time for a width of 128, 0.5 for 16). The backward is one loop from the
-end; gradients of weights are one product each, over all steps.
+The loops of an LSTM are kernels. A step of a GRU is a kernel, and its products go through panels of
+the weights, small enough for the loops of OpenBLAS that copy nothing: NumPy makes them, whatever
+library makes others (on Zen 4 in 0.8 of oneDNN's time for a width of 128, 0.5 for 16). The backward
+is one loop from the end; gradients of a GRU's weights are one product each, over all steps.
 """
 
 from contextlib import nullcontext
@@ -49,43 +49,25 @@ def lstm(
     ----------
     Hochreiter and Schmidhuber 1997, with forget gates; PyTorch's layout.
     """
-    steps, batch, width = _check("lstm", 4, x, (hidden, cell), (w_ih, w_hh), (b_ih, b_hh))
-    xp, dtype = xp_of(x.array), x.dtype
-    gates = empty((steps, batch, 4 * width), dtype, xp)
-    states = empty((steps + 2, batch, width), dtype, xp)  # before each step, the last; last cell
-    cells = empty((steps + 1, batch, width), dtype, xp)
-    states[0], cells[0] = hidden.array, cell.array
-    from_input, from_hidden = [empty((batch, 4 * width), dtype, xp) for _ in range(2)]
-    for_input, for_hidden = [_panels(w.array.T, batch) for w in (w_ih, w_hh)]
-    by_input, by_hidden = _by_panel(from_input, for_input), _by_panel(from_hidden, for_hidden)
+    starts, weights, biases = (hidden, cell), (w_ih, w_hh), (b_ih, b_hh)
+    steps = _check("lstm", 4, x, starts, weights, biases)[0]
     bias = None if b_ih is None or b_hh is None else b_ih.array + b_hh.array
-    with _small_products(x.array):
-        for t in range(steps):
-            products.matmul(x.array[t], for_input, out=by_input)
-            if bias is not None:
-                from_input += bias
-            products.matmul(states[t], for_hidden, out=by_hidden)
-            out = (gates[t], cells[t + 1], states[t + 1])
-            _store(out, kernels.lstm_step(from_input, from_hidden, cells[t], out=out))
-    states[steps + 1] = cells[steps]
+    given = [part.array for part in (x, hidden, cell, w_ih, w_hh)]
+    gates, cells, states = kernels.lstm(*given, bias)
 
     def backward(gradient, wanted):
-        for_gates = empty(gates.shape, dtype, xp)
-        through = _StepGradients(x, w_ih, w_hh, wanted[0])
-        for_cell = gradient[steps]
-        with _small_products(x.array):
-            for t in range(steps - 1, -1, -1):
-                for_before = empty((batch, width), dtype, xp)
-                out = (for_gates[t], for_before)
-                for_hidden = through.for_hidden  # of step t's products; now of what it returned
-                for_hidden += gradient[t]
-                inputs = (for_hidden, for_cell, gates[t], cells[t], cells[t + 1])
-                _store(out, kernels.lstm_step_backward(*inputs, out=out))
-                for_cell = for_before
-                through.step(t, for_gates[t], for_gates[t])
-        before = states[:steps]
-        weights = _for_weights(x, before, w_ih, w_hh, b_ih, b_hh, for_gates, for_gates, wanted[3:])
-        return (through.for_x, through.for_hidden, for_cell, *weights)
+        given = gradient, x.array, w_ih.array, w_hh.array, gates, cells, states
+        wants_weights = any(wanted[3:])
+        *through, for_bias = kernels.lstm_backward(*given, wanted[0], wants_weights)
+        for_weights = [
+            halves.rounded(part, weight.gradient_dtype) if want else None
+            for part, weight, want in zip(through[3:], (w_ih, w_hh), wanted[3:])
+        ]
+        biases = [
+            halves.copy(for_bias, bias.gradient_dtype) if want else None
+            for bias, want in zip((b_ih, b_hh), wanted[5:])
+        ]
+        return (*through[:3], *for_weights, *biases)
 
     parents = (x, hidden, cell, w_ih, w_hh, b_ih, b_hh)
     saved: dict[str, Any] = {"needs": (x, w_ih, w_hh), "needs_output": True}

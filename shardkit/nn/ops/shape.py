@@ -19,6 +19,7 @@ from ...array.halves import rounded
 from ...array.scatter import add_at
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record, record_linear
+from ..context import stream_dtype
 from .broadcast import fit, form, reshaped, summed
 from .operands import check_ids, common, index_array
 from .reduction import reduced_dims
@@ -231,11 +232,35 @@ def places_of(index: Any, dim: int) -> tuple:
 
 
 def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
-    """Return x in another dtype; the gradient comes back in the dtype of x.
+    """Return x in another dtype; the gradient comes back in the dtype of x, or of its sum.
 
     No gradient flows to integers or booleans.
     """
     y = halves.copy(x.array, dtype)
     if not is_floating(y.dtype):
         return Tensor(y)
-    return record_linear(y, x, halves.copy, cast, x.dtype)
+    return record_linear(y, x, halves.copy, cast, x.gradient_dtype)
+
+
+# ---- residual streams ----------------------------------------------------------------------------
+# What branches are added to may be kept in a wider dtype than branches compute in, as PyTorch's
+# autocast and Megatron-LM's fp32_residual_connection have it; context.py says in which.
+
+
+def to_stream(x: Tensor) -> Tensor:
+    """Return x in the dtype of residual streams: itself where they have none of their own."""
+    dtype = stream_dtype()
+    return x if dtype is None or x.dtype == dtype else cast(x, dtype)
+
+
+def from_stream(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x as the branch of this weight reads it, or as a norm of this weight returns it."""
+    dtype = weight.dtype
+    return x if stream_dtype() is None or x.dtype == dtype else cast(x, dtype)
+
+
+def beside_stream(x: Tensor, *parameters: Tensor) -> list[Tensor]:
+    """Return the parameters of a norm in the dtype of x, if x is a residual stream."""
+    dtype = stream_dtype()
+    is_stream = dtype is not None and x.dtype == dtype
+    return [cast(each, dtype) if is_stream else each for each in parameters]

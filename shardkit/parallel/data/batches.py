@@ -5,6 +5,7 @@ import numpy
 from ...annotations import Tree
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
+from ...layout.cuts import even_span
 from ...tree import is_tree, leaves, map_tree
 
 
@@ -36,7 +37,7 @@ def split_batch(mesh: Mesh, *arrays: Tree) -> tuple[Tree, ...]:
             f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the "
             "same number"
         )
-    num_parts = mesh.shape.num_parts
+    _, num_parts = mesh.sample_part
     if parts and lengths[0] < num_parts:
         raise ShapeError(
             f"a batch of {lengths[0]} samples cannot be split over {num_parts} data ranks; "
@@ -52,6 +53,8 @@ def own_part(mesh: Mesh, array):
     number, num_parts = mesh.sample_part
 
     def own(leaf):
-        return numpy.array_split(leaf, num_parts)[number]
+        whole = leaf if hasattr(leaf, "shape") else numpy.asarray(leaf)
+        start, stop = even_span(len(whole), num_parts, number)
+        return whole[start:stop]
 
     return map_tree(own, array) if is_tree(array) else own(array)

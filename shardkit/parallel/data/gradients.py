@@ -49,9 +49,11 @@ class GradientTree:
 
     def finish(self):
         """Return the sum of all micro-batches [size], the caller's now; None if there were none."""
+        if not self._partial_sums:
+            return None
         largest_first = sorted(self._partial_sums, reverse=True)
         rest = [self._partial_sums.pop(node) for node in largest_first]
-        total = rest.pop() if rest else None
+        total = rest.pop()
         while rest:
             total = self._add(rest.pop(), total)
         return total

@@ -26,6 +26,8 @@ class DataSettings:
     deterministic: bool = setting(
         True,
         "sums in a fixed order: the same bits on any number of ranks, as batch.micro_batch says",
+        unplanned="off keeps one sum of gradients instead of several, and reduces as the MPI "
+        "library does",
     )
     shard_ranks: int | None = setting(
         None,
@@ -40,10 +42,13 @@ class DataSettings:
     frozen: tuple[str, ...] = setting(
         (),
         "patterns of names of parameters that keep their values: no gradient, no optimizer state",
+        unplanned="leaves out gradients, optimizer state, reductions and backward",
     )
     overlap: bool | str = setting(
         "auto",
         "send parameters and gradients while units compute; auto: if that is quicker",
         among=("auto",),
         spelled={"on": True, "off": False},
+        unplanned="hides messages between data ranks, for the memory of one more unit's "
+        "parameters and two more of its gradients",
     )

@@ -23,4 +23,5 @@ class DomainSettings:
         "slabs",
         minimum=1,
         at_resume="trained bits are others",
+        unplanned="computes samples in slabs, which takes longer and keeps less at once",
     )

@@ -28,6 +28,7 @@ def metadata_of(parts) -> dict:
         "num_units": len(engine.units),
         "compiled": engine.compilation.is_on,
         "compute_dtype": str(numerics.compute_dtype),
+        "residual_dtype": str(numerics.stream_dtype or numerics.compute_dtype),
         "product_dtype": str(numerics.product_dtype(engine.device.kind != "cpu")),
         "matmul_precision": numerics.precision,
         "blas": numerics.blas.name if numerics.blas else config.blas,

@@ -25,6 +25,7 @@ class PipelineSettings:
         "what makes pipeline stages equal; measured: seconds of each block, tried on rank 0",
         known=OF_RUNS,
         minimum=0,
+        unplanned="the plan's own blocks_per_stage cut the stages",
     )
     blocks_per_stage: tuple[int, ...] | None = setting(
         None,

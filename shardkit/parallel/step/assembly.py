@@ -219,7 +219,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     )
     owners = owners_in(model, config.loss)
     stages = _stages(model, config, order, rule, groups, owners)
-    numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
+    numerics = Numerics.of(config, model, device.xp)
     sharing = _sharing(config, mesh, policy)
     keepers = Keepers.of(policy, sharing, rounds=numerics.is_mixed)
     is_released = keepers.parameters.is_released_after_use
@@ -322,7 +322,7 @@ def _runtimes(config, mesh, plan: Blueprint, units, pools, movement, listening) 
     """Return what runs plain programs, and what runs those that begin messages ahead."""
     stages, numerics = plan.stages, plan.numerics
     transfers = Transfers(
-        mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
+        mesh.group("pipeline"), stages.rank_of, pools.device, numerics.usual_dtype
     )
     gathering = plan.gathering(units, stages, mesh)
     keeps = not config.activation_checkpointing

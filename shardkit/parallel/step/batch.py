@@ -11,6 +11,7 @@ along dim 0. The trees of all ranks have one structure.
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import nan
 from operator import itemgetter
 from struct import Struct
@@ -461,19 +462,18 @@ def _sum_of(array) -> tuple:
 
 def _form(about, *trees) -> int:
     """Return 31 bits for shapes, dtypes and memory order, and what else decides what is run."""
-    return (
-        zlib.crc32(
-            repr(
-                [about]
-                + [
-                    (array.shape, array.dtype.str, array.dtype.char, array.flags.c_contiguous)
-                    for tree in trees
-                    for array in arrays_in(tree)
-                ]
-            ).encode()
-        )
-        >> 1
-    )
+    forms = [
+        (array.shape, array.dtype.str, array.dtype.char, array.flags.c_contiguous)
+        for tree in trees
+        for array in arrays_in(tree)
+    ]
+    return _bits_of((about, *forms)) >> 1
+
+
+@lru_cache(maxsize=256)
+def _bits_of(words: tuple) -> int:
+    """Return 32 bits for what has a repr of its own, the same on all ranks."""
+    return zlib.crc32(repr(words).encode())
 
 
 def _is_empty(tree) -> bool:
@@ -491,7 +491,7 @@ def _structure_number(about: dict[str, str], *trees, only: str | None = None) ->
     words = [*about.values()]
     if only is not None or not all(map(is_array, trees)):
         words += [*map(_told, trees), repr(only)]
-    return zlib.crc32(" ".join(words).encode())
+    return _bits_of(tuple(words))
 
 
 def _told(tree) -> str:

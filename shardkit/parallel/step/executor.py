@@ -234,7 +234,7 @@ class Runtime:
                 self.movement.begin_run()
                 self.executor.execute(actions, inputs, results)
                 self.flow.end()
-                if not any(map(is_device_array, results.losses.values())):
+                if results.losses and not any(map(is_device_array, results.losses.values())):
                     fetch(results)  # of the arena, which lends its memory again
         except BaseException:
             for part in (self.flow, self.movement, *self._units):

@@ -26,7 +26,6 @@ PyTorch's GradScaler, but that the loss here is a sum over tokens and not yet th
 why it starts lower.
 """
 
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy
@@ -38,13 +37,15 @@ from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import copy, rounded
 from ...comm.mesh import Mesh
 from ...errors import ConfigurationError
+from ...nn.context import residual_streams_in
+from ...nn.module import Module
+from ...scoped import Together
 from ..settings import ShardingConfiguration
 from .batch import each
 from .shortage import described
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
-_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Numerics:
 
     dtype           of master weights, gradients, moments: that of the model
     compute_dtype   of what blocks read, and of activations
+    stream_dtype    of residual streams (nn/ops/shape.py); None: they have none of their own
     precision       of products of float32: one of array.products.PRECISIONS
     blas            library of products on the CPU; None: NumPy's
     convolutions    one of array.products.CONVOLUTIONS
@@ -60,16 +62,18 @@ class Numerics:
 
     dtype: numpy.dtype
     compute_dtype: numpy.dtype
+    stream_dtype: numpy.dtype | None = None
     precision: str = "highest"
     blas: Library | None = None
     convolutions: str = "fast"
 
     @classmethod
-    def of(cls, config: ShardingConfiguration, dtype, xp) -> "Numerics":
-        """Read the configuration for a model of this dtype on arrays of xp.
+    def of(cls, config: ShardingConfiguration, model: Module, xp) -> "Numerics":
+        """Read the configuration for a model on arrays of xp.
 
         Errors: ConfigurationError.
         """
+        dtype = model.parameters()[0].dtype
         compute = dtype if config.compute_dtype is None else dtype_named(config.compute_dtype, xp)
         if compute != dtype and dtype != numpy.float32:
             raise ConfigurationError(
@@ -81,8 +85,14 @@ class Numerics:
                 f'matmul_precision = "{config.matmul_precision}" is for products of float32, but '
                 f'this model computes in {compute}; wanted "highest"'
             )
+        stream = _stream_dtype(config, model, is_mixed=compute != dtype)
         library = library_named(config.blas)
-        return cls(dtype, compute, config.matmul_precision, library, config.convolutions)
+        return cls(dtype, compute, stream, config.matmul_precision, library, config.convolutions)
+
+    @property
+    def usual_dtype(self) -> numpy.dtype:
+        """The dtype in which activations go from stage to stage, as a rule."""
+        return self.compute_dtype if self.stream_dtype is None else self.stream_dtype
 
     @property
     def is_mixed(self) -> bool:
@@ -128,16 +138,34 @@ class Numerics:
             return array
         return (rounded if self.is_mixed else copy)(array, self.compute_dtype)
 
-    @contextmanager
-    def in_use(self):
+    def in_use(self) -> Together:
         """Inside, products are computed as chosen; overflow that is voted on gives no warning."""
-        with (
+        return Together(
             products.precision(self.precision),
             products.multiplied_by(self.blas),
             products.convolutions(self.convolutions),
-            numpy.errstate(over="ignore", invalid="ignore") if self.is_scaled else _NOTHING,
-        ):
-            yield
+            residual_streams_in(self.stream_dtype),
+            *([numpy.errstate(over="ignore", invalid="ignore")] if self.is_scaled else []),
+        )
+
+
+def _stream_dtype(config, model, *, is_mixed: bool) -> numpy.dtype | None:
+    """Return the dtype of residual streams. Errors: ConfigurationError where nothing reads it."""
+    if config.residual_dtype is None:
+        return None
+    chosen = f'residual_dtype = "{config.residual_dtype}"'
+    if not is_mixed:
+        raise ConfigurationError(
+            f"{chosen} is for models that compute in half floats, but this one computes in "
+            f'{model.parameters()[0].dtype}; wanted None, or compute_dtype = "bfloat16"'
+        )
+    modules = model.named_modules().values()
+    if not any(getattr(type(each), "has_residual_stream", False) for each in modules):
+        raise ConfigurationError(
+            f"{chosen} is for blocks of transformers, and {type(model).__name__} has none; wanted "
+            "None"
+        )
+    return numpy.dtype(config.residual_dtype)
 
 
 class LossScale:

@@ -24,6 +24,13 @@ class StepSettings:
         among=(*COMPUTE_DTYPES, FLOAT8),
         spelled={"model": None},
     )
+    residual_dtype: str | None = setting(
+        None,
+        "what branches of transformer blocks are added to, under a compute_dtype of half floats; "
+        "none: that",
+        among=("float32",),
+        unplanned="keeps what branches are added to in twice the bytes",
+    )
     initial_loss_scale: float | None = fixed(
         "the scale continues from its last value",
         None,

@@ -34,7 +34,9 @@ class Updates:
         self._stages = stages
         self._movement = movement
         self._transfers = transfers
-        self._apart = [mesh.group(axis) for axis in reversed(apart(Held.PARAMETERS))]
+        groups = [mesh.group(axis) for axis in reversed(apart(Held.PARAMETERS))]
+        self._apart = [group for group in groups if group.world_size > 1]
+        self._number = {place: number for number, place in enumerate(stages.places)}
 
     @property
     def table(self) -> dict:
@@ -73,8 +75,10 @@ class Updates:
         xp = xp_of(*local, *filter(is_array, losses))
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
         xp.concatenate([*local, _vote(xp, update.is_good, losses)], out=mine)
-        everyones = empty((sharing.world_size, mine.size), mine.dtype, xp)
-        sharing.all_gather(mine, everyones.reshape(-1))
+        everyones = mine[None]
+        if sharing.world_size > 1:
+            everyones = empty((sharing.world_size, mine.size), mine.dtype, xp)
+            sharing.all_gather(mine, everyones.reshape(-1))
         sums, column = [], 0
         for unit, blocks in zip(units.values(), local):
             # all blocks, in flat order
@@ -90,10 +94,10 @@ class Updates:
 
     def _norm_over_stages(self, units: dict, sums: list[float], nan_or_zero: float) -> float:
         """Return the norm from sums of squares of these units of this rank."""
-        of_units = numpy.full(len(self._stages.places), nan_or_zero)
+        of_units = numpy.full(len(self._number), nan_or_zero)
         for place, total in zip(units, sums):
             counts = place in self._units.own.at
-            of_units[self._stages.places.index(place)] += total if counts else 0.0
+            of_units[self._number[place]] += total if counts else 0.0
         for group in self._apart:
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)
