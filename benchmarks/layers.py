@@ -3,7 +3,8 @@
     python benchmarks/layers.py [--only conv] [--repeats 21]
 
 Both take turns in each repeat, so that a disturbance meets both; medians of processor time, and the
-median of the ratios of neighbors. Above 1 ours is faster. float32; the same arrays on both sides.
+median of the ratios of neighbors. Above 1 ours is faster. float32; the same arrays on both sides;
+ours in an arena, as in every step of a model.
 The peak is what one forward and backward allocates at most beside its inputs, measured in a process
 of its own for each side. A new layer is a function in CASES that returns (our step, PyTorch's
 step).
@@ -23,6 +24,7 @@ from report import Table, interleaved, machine, machine_text, save
 from threadpoolctl import threadpool_limits
 
 from shardkit.nn import Tensor, ops
+from shardkit.testing.array import Arena, Device
 
 
 def normal(*shape):
@@ -37,10 +39,13 @@ def steps(ours, theirs, *inputs):
     returns y and the gradient of the first input.
     """
 
+    arena = Arena(Device("cpu"), purpose="activations")
+
     def our_step():
         leaves = [Tensor(x, requires_grad=True) for x in inputs]
-        y = ours(*leaves)
-        y.backward(numpy.ones(y.shape, y.dtype))
+        with arena.in_use():
+            y = ours(*leaves)
+            y.backward(numpy.ones(y.shape, y.dtype))
         return y.array, leaves[0].grad
 
     def their_step():

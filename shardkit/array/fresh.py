@@ -190,7 +190,7 @@ def total(x, dims: tuple[int, ...], keepdims: bool = False, dtype=None, out=None
     dtype = x.dtype if dtype is None else dtype
     if type(x) is not numpy.ndarray or dtype != FLOAT32 or not _adds_many_rows(x, dims):
         if type(x) is numpy.ndarray:
-            return numpy.add.reduce(x, dims, dtype, out, keepdims)
+            return numpy.add.reduce(x, axis=dims, dtype=dtype, out=out, keepdims=keepdims)
         return x.sum(axis=dims, dtype=dtype, keepdims=keepdims, out=out)
     if dims == (0,) and x.ndim == 2 and (out is None or x.flags.c_contiguous):
         y = _by_blocks(x, 0)

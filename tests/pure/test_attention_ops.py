@@ -202,6 +202,35 @@ def test_a_mask_that_takes_no_gradient_gives_what_one_that_does_gives(name, dtyp
         numpy.testing.assert_allclose(mine, wanted, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("is_causal, window", [(True, None), (True, 5), (False, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_that_see_nothing_give_0_beside_rows_that_see_something(is_causal, window, dtype):
+    rng = numpy.random.default_rng(1)
+    q, k, v = rng.standard_normal((3, 2, 2, 150, 8)).astype(dtype)
+    sees = numpy.arange(150) >= 70  # the first rows of a tile see none of these keys
+    given = [Tensor(x, requires_grad=True) for x in (q, k, v)]
+    numpy.full(1 << 16, numpy.nan, dtype)  # what is not written is likely this
+    y = ops.scaled_dot_product_attention(*given, attn_mask=sees, is_causal=is_causal, window=window)
+    y.backward(numpy.ones_like(y.array))
+    assert not y.array[:, :, :70].any() and not given[0].grad[:, :, :70].any()
+    assert numpy.isfinite(y.array).all() and y.array[:, :, 70:].all()
+
+
+@pytest.mark.parametrize("is_causal, window", [(False, None), (True, None), (True, 3)])
+@pytest.mark.parametrize("takes_gradient", [False, True])
+def test_keys_of_the_lowest_number_weigh_alike_where_there_is_no_other(
+    is_causal, window, takes_gradient
+):
+    rng = numpy.random.default_rng(2)
+    q, k, v = rng.standard_normal((3, 1, 1, 6, 4)).astype("float32")
+    mask = numpy.zeros((6, 6), "float32")
+    mask[3] = numpy.finfo("float32").min
+    given = [*map(Tensor, (q, k, v)), Tensor(mask, requires_grad=takes_gradient)]
+    y = ops.scaled_dot_product_attention(*given, is_causal=is_causal, window=window)
+    seen = slice(0, 6) if not is_causal else slice(0 if window is None else 1, 4)
+    numpy.testing.assert_allclose(y.array[0, 0, 3], v[0, 0, seen].mean(0), rtol=1e-5, atol=1e-6)
+
+
 def test_a_hidden_key_may_be_no_number():
     (q, k, v), _ = inputs("four", "float32")
     sees = numpy.arange(7) < 5

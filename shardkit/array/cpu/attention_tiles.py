@@ -238,8 +238,8 @@ def attend_rows(sizes, row, num_rows, times, firsts, mask, seen, buffers):
     at_mask, first_seen, end = seen
     first = _hidden_before(max(firsts[row], first_seen), 0, across.shape[2])
     end = min(end, sizes.first_query + row + num_rows)
-    if first >= end:
-        sums[:] = 0
+    if first >= end or first > sizes.first_query + row:
+        sums[:] = 0  # of rows that see nothing, which no product sets
     for key in range(first, end, KEYS):
         num_visible = sizes.first_query + row - key + 1
         shape = num_rows, min(KEYS, end - key)

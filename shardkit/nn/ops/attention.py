@@ -29,6 +29,7 @@ from .shape import cast, reshape, transpose
 
 # Scores of hidden keys: their exponentials are 0 beside any other, and sums with them are finite.
 HIDDEN, HIDDEN_HALF = -1e38, -3e4
+LOST = -1e16  # added to a score it leaves nothing of it, in float64 either
 
 
 def causal_attention(
@@ -181,26 +182,32 @@ def _is_for_kernel(query, key, value, mask):
     return on_cpu and not (isinstance(mask, Tensor) and mask.requires_grad)
 
 
-def _rows_of_mask(mask, query, key):
-    """Return a mask as the kernel wants it, [B or 1, H or 1, S or 1, T]; None: there is none.
+def _rows_of_mask(mask, query, key, near):
+    """Return a mask as the kernel wants it, [B or 1, H or 1, S or 1, T], None if there is none; and
+    whether it leaves scores to tell keys apart in each row.
 
-    Numbers are taken relative to the largest of their row: softmax is the same, and log_sums keep
-    their digits.
+    Numbers are taken relative to the largest that a query sees: softmax is the same, and log_sums
+    keep their digits. Where that is finfo.min, as some write a row that sees nothing, all keys with
+    it weigh alike, which the kernel does not know.
+    near   [S, T], or None for all True: which keys a query sees besides
     """
     if mask is None:
-        return None
+        return None, True
     shape = *query.shape[:-1], key.shape[-2]
     visible, bias = _parts_of_mask(mask, shape, query.dtype, numpy)
     if bias is None:
-        array = visible
+        array, keeps_scores = visible, True
     else:
         array = widened(bias.array)
-        top = array.max(axis=-1, keepdims=True)
-        array = array - numpy.where(numpy.isfinite(top), top, 0)
+        seen = array if near is None else numpy.where(near, array, -math.inf)
+        top = seen.max(axis=-1, keepdims=True)
+        keeps_scores = not ((-math.inf < top) & (top < LOST)).any()
+        with numpy.errstate(over="ignore"):
+            array = array - numpy.where(numpy.isfinite(top), top, 0)
     if query.ndim > 4:
         array = numpy.broadcast_to(array, shape).reshape(-1, *shape[-3:])
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    return numpy.broadcast_to(array, (*array.shape[:3], shape[-1]))
+    return numpy.broadcast_to(array, (*array.shape[:3], shape[-1])), keeps_scores
 
 
 def _check_attention(q, k, v, first_query):
@@ -285,12 +292,14 @@ def scaled_dot_product_attention(
         )
     scale = _scale_of(query, scale)
     if _is_for_kernel(query, key, value, attn_mask):
-        shape, sight = query.shape, _sight_of_own(query, key, is_causal, window)
-        mask = _rows_of_mask(attn_mask, query, key)
-        query, key, value = [_as_4d(x) for x in (query, key, value)]
-        again = _gradients_again(query, key, value, mask, is_causal, scale, window)
-        more = {"mask": mask, "differentiable": again}
-        return reshape(_by_tiles(query, key, value, scale, *sight, **more), shape)
+        near = None if attn_mask is None else _near(query, key, is_causal, window)
+        mask, keeps_scores = _rows_of_mask(attn_mask, query, key, near)
+        if keeps_scores:
+            shape, sight = query.shape, _sight_of_own(query, key, is_causal, window)
+            query, key, value = [_as_4d(x) for x in (query, key, value)]
+            again = _gradients_again(query, key, value, mask, is_causal, scale, window)
+            more = {"mask": mask, "differentiable": again}
+            return reshape(_by_tiles(query, key, value, scale, *sight, **more), shape)
     weights, sees = _weights(query, key, attn_mask, is_causal, scale, window)
     rows = _by_key_head(weights, value)
     y = reshape(matmul(rows, value), (*weights.shape[:-1], value.shape[-1]))
@@ -365,7 +374,8 @@ def _weights(query, key, mask, is_causal, scale, window):
     if bias is not None:
         is_out = bias.array == -math.inf
         sees = ~is_out.all(axis=-1, keepdims=True)
-        scores = add(scores, where(is_out, lowest, bias))
+        floor = lowest / 10  # finfo.min is lower than what is not seen for other reasons
+        scores = add(scores, where(is_out, lowest, where(bias.array < floor, floor, bias)))
     near = _near(query, key, is_causal, window)
     if near is not None:
         visible = near if visible is None else visible & near
