@@ -174,3 +174,21 @@ def test_wrong_arguments_are_refused():
         layer(Tensor(numpy.ones((5, 3), "float32")))
     with pytest.raises(ShapeError, match="with a state"):
         layer(Tensor(numpy.ones((5, 2, 3), "float32")), Tensor(numpy.ones((1, 3, 4), "float32")))
+
+
+@pytest.mark.parametrize("name, num_gates, num_states", [("lstm", 4, 2), ("gru", 3, 1)])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_bias_beside_none_is_one_beside_zeros(name, num_gates, num_states, is_first):
+    rng, rows = numpy.random.default_rng(0), num_gates * 5
+    shapes = [(3, 2, 4), *[(2, 5)] * num_states, (rows, 4), (rows, 5)]
+    given = [Tensor(rng.standard_normal(shape)) for shape in shapes]
+    array, found = rng.standard_normal(rows), []
+    for other in (None, Tensor(numpy.zeros(rows))):
+        bias = Tensor(array, requires_grad=True)
+        biases = (bias, other) if is_first else (other, bias)
+        states = getattr(nn.ops, name)(*given, *biases)
+        states = states[0] if name == "lstm" else states
+        states.sum().backward()
+        found.append([states.array, bias.grad])
+    for one, wanted in zip(*found):
+        numpy.testing.assert_array_equal(one, wanted)

@@ -51,7 +51,8 @@ def lstm(
     """
     starts, weights, biases = (hidden, cell), (w_ih, w_hh), (b_ih, b_hh)
     steps = _check("lstm", 4, x, starts, weights, biases)[0]
-    bias = None if b_ih is None or b_hh is None else b_ih.array + b_hh.array
+    given_biases = [each.array for each in biases if each is not None]
+    bias = sum(given_biases[1:], given_biases[0]) if given_biases else None
     given = [part.array for part in (x, hidden, cell, w_ih, w_hh)]
     gates, cells, states = kernels.lstm(*given, bias)
 
@@ -110,9 +111,9 @@ def gru(
         for t in range(steps):
             products.matmul(x.array[t], for_input, out=by_input)
             products.matmul(states[t], for_hidden, out=by_hidden)
-            if b_ih is not None and b_hh is not None:
-                from_input += b_ih.array
-                from_hidden += b_hh.array
+            for product, bias in ((from_input, b_ih), (from_hidden, b_hh)):
+                if bias is not None:
+                    product += bias.array
             out = (gates[t], states[t + 1])
             _store(out, kernels.gru_step(from_input, from_hidden, states[t], out=out))
 
