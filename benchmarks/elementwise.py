@@ -71,8 +71,8 @@ BELOW: dict[str, str] = {
     ),
     "arctan2": "NumPy's arctan2",
     "power of Tensors, backward": "two powers and a logarithm",
-    "erf": "40 operations an element, 0.44 to 0.65 by the load",
-    "erf_gelu": "40 operations an element, 0.45 to 0.65 by the load",
+    "erf": "40 operations an element, 0.39 to 0.65 by the load",
+    "erf_gelu": "40 operations an element, 0.36 to 0.65 by the load",
 }
 
 
